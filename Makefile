@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CONFIG ?= examples/length_ratio_maac.yaml
+
+.PHONY: install train test test-long lint format docs clean
+
+# The lock files hold the whole dependency tree, so pip must not resolve anything by itself.
+$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $@
+
+install: $(VENV)/.installed
+
+train: install
+	$(BIN)/greenroom train $(CONFIG)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-long: install
+	$(BIN)/pytest -m slow
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

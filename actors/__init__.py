@@ -1,0 +1,1 @@
+"""Acts: generation engines, rollout collection, rewards. Knows nothing of optimisers."""

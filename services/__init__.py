@@ -1,0 +1,1 @@
+"""Runs the show: configuration, command line, training loop, run folder, checkpoints."""
