@@ -1,0 +1,36 @@
+"""Configuration: the settings of a run as strict models, read from YAML, printed with comments, documented.
+
+from services.config import MAACConfig, load_config
+
+config = load_config("run.yaml", ["args.discount=0.9"])
+"""
+
+from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
+from services.config.base import ConfigError
+from services.config.run import (
+    ALGORITHMS,
+    DataConfig,
+    Dtype,
+    EngineConfig,
+    LearnerConfig,
+    ModelOptions,
+    PlacementConfig,
+    RunConfig,
+    WandbConfig,
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "ActorCriticConfig",
+    "ConfigError",
+    "DataConfig",
+    "Dtype",
+    "EngineConfig",
+    "IACConfig",
+    "LearnerConfig",
+    "MAACConfig",
+    "ModelOptions",
+    "PlacementConfig",
+    "RunConfig",
+    "WandbConfig",
+]
