@@ -7,6 +7,8 @@ config = load_config("run.yaml", ["args.discount=0.9"])
 
 from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import ConfigError
+from services.config.load import explain, load_config, parse_config
+from services.config.render import commented_config, config_reference, dump_config
 from services.config.run import (
     ALGORITHMS,
     DataConfig,
@@ -33,4 +35,10 @@ __all__ = [
     "PlacementConfig",
     "RunConfig",
     "WandbConfig",
+    "commented_config",
+    "config_reference",
+    "dump_config",
+    "explain",
+    "load_config",
+    "parse_config",
 ]

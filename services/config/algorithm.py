@@ -91,7 +91,7 @@ class ActorCriticConfig(ConfigModel):
     eval_interval: int = Field(
         default=16,
         ge=0,
-        description="Evaluate before every so-manieth training item, the first included; 0: never.",
+        description="Evaluate before every n-th training item, starting with the first; 0: never.",
     )
     eval_num_samples: int = Field(default=4, ge=1, description="Items of one evaluation.")
     eval_batch_size: int = Field(

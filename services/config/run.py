@@ -27,6 +27,8 @@ _FORMATTERS: JsonDict = {
 }
 _MODEL: JsonDict = {"accepts": "folder or hub name, or null"}
 _MODELS: JsonDict = {"accepts": "list of folders or hub names, or null"}
+_DATA: JsonDict = {"accepts": "text (the `path`) or section of settings"}
+_OPTIONAL_DATA: JsonDict = {"accepts": "text (the `path`), section of settings or null"}
 _TOKENIZER: JsonDict = {"accepts": "folder or hub name, a list of them, or null"}
 
 
@@ -265,10 +267,11 @@ class RunConfig(ConfigModel):
         description="Makes further metrics of a list of rollout samples.",
         json_schema_extra=_OPTIONAL_CALLABLE,
     )
-    train_dataset: DataConfig = Field(description="Rows to train on; a text means its `path`.")
+    train_dataset: DataConfig = Field(description="Rows to train on.", json_schema_extra=_DATA)
     eval_dataset: DataConfig | None = Field(
         default=None,
         description="Rows to evaluate on; null: no evaluation.",
+        json_schema_extra=_OPTIONAL_DATA,
     )
     args: SerializeAsAny[ActorCriticConfig] = Field(
         default=None,  # made by the validator, which knows the algorithm
@@ -286,7 +289,7 @@ class RunConfig(ConfigModel):
     wandb_config: WandbConfig | None = Field(
         default=None, description="Log to Weights & Biases; null: do not."
     )
-    seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of everything that is random.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything that is random.")
     output_dir: str = Field(default="runs", min_length=1, description="Folder in which run folders are made.")
     run_name: str | None = Field(
         default=None,
