@@ -1,0 +1,194 @@
+"""One agent's generation workers as Ray actors: shares prompts among them, pushes weights, survives their deaths.
+
+Ray restarts a dead worker; this module brings the restarted one back to the current weights and samples the lost
+prompts again.  Every completion depends on its own seed alone, so a recovered run samples what it would have sampled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from actors.engine import Sampling
+from actors.generation_worker import EngineSpec, GenerationWorker, PromptTooLongError
+from actors.limits import WaitLimitError
+from actors.weights import StaleWeightsError
+from learners.samples import Completion
+
+logger = logging.getLogger(__name__)
+
+_MAX_RECOVERIES = 3
+
+
+class WorkerLostError(RuntimeError):
+    """A generation worker kept dying."""
+
+
+@dataclass(slots=True)
+class PendingGeneration:
+    """Prompts on their way through an agent's workers."""
+
+    prompts: Sequence[str]
+    sampling: Sampling
+    seeds: Sequence[int]
+    version: int
+    shards: list[slice]
+    refs: list[Any]
+    limit_s: float
+
+
+class GenerationPool:
+    """The `workers_per_agent` replicas of one agent.
+
+    Args:
+        agent_idx: named in errors.
+        spec: how each worker builds its engine.
+        actor_options: Ray options of each worker (resources, placement), one dict per worker.
+        start_timeout_s, generate_timeout_s: limits of every wait.
+    """
+
+    def __init__(
+        self,
+        agent_idx: int,
+        spec: EngineSpec,
+        actor_options: Sequence[dict[str, Any]],
+        *,
+        start_timeout_s: float,
+        generate_timeout_s: float,
+    ) -> None:
+        self._agent_idx = agent_idx
+        self._start_timeout_s = start_timeout_s
+        self._generate_timeout_s = generate_timeout_s
+        actor = ray.remote(GenerationWorker)
+        self.workers = [
+            actor.options(max_restarts=-1, max_task_retries=0, **options).remote(spec)
+            for options in actor_options
+        ]
+        self._snapshot: Any = None
+        self._version = -1
+        self.recoveries = 0
+
+    def wait_ready(self) -> None:
+        """Wait until every engine is up."""
+        for index, worker in enumerate(self.workers):
+            self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to start")
+
+    def push(self, snapshot: Any, version: int, *, verify: bool) -> list[Any]:
+        """Start pushing a snapshot (an object reference) to all workers; `confirm` waits for it."""
+        self._snapshot, self._version = snapshot, version
+        return [worker.push.remote(snapshot, verify) for worker in self.workers]
+
+    def confirm(self, refs: Sequence[Any]) -> float:
+        """Wait for a push; returns the largest probe difference. A worker lost meanwhile is brought back first."""
+        gaps = []
+        for index, ref in enumerate(refs):
+            try:
+                gaps.append(self._wait(ref, self._generate_timeout_s, index, "new weights to load"))
+            except RayActorError as error:
+                self._recover(index, error)
+        return max(gaps, default=0.0)
+
+    def submit(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> PendingGeneration:
+        """Start sampling one completion per prompt, shared among the workers as evenly as can be."""
+        count = min(len(self.workers), len(prompts))
+        bounds = [len(prompts) * k // count for k in range(count + 1)] if count else [0]
+        shards = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        pending = PendingGeneration(
+            prompts, sampling, seeds, self._version, shards, [], self._generate_timeout_s
+        )
+        pending.refs = [self._send(pending, index) for index in range(len(shards))]
+        return pending
+
+    def gather(self, pending: PendingGeneration) -> list[Completion]:
+        """Completions in the order of the prompts.
+
+        Raises:
+            WorkerLostError: a worker died again and again.
+            WaitLimitError: a worker did not answer within the limit, twice.
+        """
+        completions: list[Completion] = []
+        for index in range(len(pending.shards)):
+            completions += self._gather_shard(pending, index)
+        return completions
+
+    def shutdown(self) -> None:
+        """End the engines, then the actors; a worker that does not answer is killed all the same."""
+        ending = [worker.shutdown.remote() for worker in self.workers]
+        ray.wait(ending, num_returns=len(ending), timeout=10)
+        for worker in self.workers:
+            ray.kill(worker, no_restart=True)
+
+    def _send(self, pending: PendingGeneration, index: int) -> Any:
+        shard = pending.shards[index]
+        return self.workers[index].generate.remote(
+            list(pending.prompts[shard]), pending.sampling, list(pending.seeds[shard]), pending.version
+        )
+
+    def _gather_shard(self, pending: PendingGeneration, index: int) -> list[Completion]:
+        ref = pending.refs[index]
+        for attempt in range(_MAX_RECOVERIES + 1):
+            try:
+                completions: list[Completion] = self._wait(
+                    ref, self._generate_timeout_s, index, "completions"
+                )
+                return completions
+            except PromptTooLongError as error:
+                raise error.moved(pending.shards[index].start) from None
+            except (RayActorError, StaleWeightsError) as error:
+                cause = error
+                if attempt < _MAX_RECOVERIES:
+                    self._recover(index, error)
+                    ref = self._send(pending, index)
+            except WaitLimitError:
+                # An engine that hangs holds its memory; only a new process helps, and only once.
+                if attempt:
+                    raise
+                ray.kill(self.workers[index], no_restart=False)
+                self._recover(index, None)
+                ref = self._send(pending, index)
+        raise WorkerLostError(
+            f"generation worker {index} of agent {self._agent_idx} died {_MAX_RECOVERIES + 1} times while it sampled "
+            f"the same prompts; last cause: {cause}. Out of memory is the usual reason: lower "
+            "engine.kv_cache_memory_mib or args.rollout_buffer_size, or give the worker more memory."
+        ) from cause
+
+    def _recover(self, index: int, error: Exception | None) -> None:
+        """Wait for Ray's replacement of a worker and bring it to the current weights."""
+        logger.warning(
+            "generation worker %d of agent %d was lost (%s); restarting it with weight version %d",
+            index,
+            self._agent_idx,
+            error or "it did not answer",
+            self._version,
+        )
+        self.recoveries += 1
+        worker = self.workers[index]
+        for attempt in range(_MAX_RECOVERIES + 1):
+            try:
+                self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to restart")
+                self._wait(
+                    worker.push.remote(self._snapshot, True),
+                    self._generate_timeout_s,
+                    index,
+                    "weights to load",
+                )
+                return
+            except RayActorError as again:
+                if attempt == _MAX_RECOVERIES:
+                    raise WorkerLostError(
+                        f"generation worker {index} of agent {self._agent_idx} could not be restarted: {again}"
+                    ) from again
+
+    def _wait(self, ref: Any, seconds: float, index: int, what: str) -> Any:
+        try:
+            return ray.get(ref, timeout=seconds)
+        except GetTimeoutError:
+            raise WaitLimitError(
+                f"waited {seconds:g} s for {what} of generation worker {index}, agent {self._agent_idx}; it is still "
+                "not there. Raise engine.start_timeout_s or engine.generate_timeout_s if the model needs longer."
+            ) from None
