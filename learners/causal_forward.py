@@ -50,9 +50,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for rows in _chunks(logits):
             chunk = logits[rows].to(precision)
             lse[rows] = chunk.logsumexp(dim=-1)
-            probability = (chunk - lse[rows, None]).exp()
-            # A logit of -inf has probability 0 and adds nothing, but 0 * -inf would be NaN.
-            entropy[rows] = lse[rows] - torch.where(probability > 0, probability * chunk, 0.0).sum(dim=-1)
+            logprob = chunk - lse[rows, None]
+            # Terms of one sign do not cancel.  Probability 0 adds nothing, but 0 * -inf would be NaN.
+            terms = logprob.exp().mul_(logprob).masked_fill_(logprob == -torch.inf, 0.0)
+            entropy[rows] = -terms.sum(dim=-1)
         picked = logits.gather(-1, targets[:, None]).squeeze(-1).to(precision)
         ctx.save_for_backward(logits, targets, lse)
         ctx.mark_non_differentiable(entropy)

@@ -77,7 +77,7 @@ class Critic:
         """Values [n] of `n` texts, without gradient; a text that occurs several times is read once."""
         distinct, which = _distinct(texts)
         values = np.zeros(len(distinct), dtype=torch.empty(0, dtype=self._dtype).numpy().dtype)
-        with torch.inference_mode():
+        with torch.no_grad():
             for rows in self._micro_batches(distinct):
                 values[rows] = self._forward(distinct, rows).cpu().numpy()
         return values[which]

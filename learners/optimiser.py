@@ -57,8 +57,9 @@ class Optimiser:
             getattr(p, _MASTER) if p.dtype in (torch.bfloat16, torch.float16) else p for p in self._parameters
         ]
         self._stepped = stepped
-        fused = True if all(p.is_cuda for p in stepped) else None
-        self._adamw = torch.optim.AdamW(stepped, lr=learning_rate, fused=fused)
+        self._learning_rate = learning_rate
+        self._fused = True if all(p.is_cuda for p in stepped) else None
+        self._adamw = torch.optim.AdamW(stepped, lr=learning_rate, fused=self._fused)
 
     def zero_grad(self) -> None:
         """Drops every gradient, the half-precision ones included."""
@@ -102,13 +103,18 @@ class Optimiser:
         return {"adamw": self._adamw.state_dict(), "masters": list(self._masters)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state saved by an optimiser over the same parameters in the same order."""
+        """Takes over a state saved by an optimiser over the same parameters in the same order.
+
+        The learning rate stays the one this optimiser was made with.
+        """
         if len(state["masters"]) != len(self._masters):
             raise ValueError(
-                f"{self._learner}: the saved state has {len(state['masters'])} master weights, this model needs "
-                f"{len(self._masters)}: it was saved in another dtype"
+                f"{self._learner}: the saved state has {len(state['masters'])} master weights, this model "
+                f"needs {len(self._masters)}: it was saved in another dtype"
             )
         self._adamw.load_state_dict(state["adamw"])
+        for group in self._adamw.param_groups:
+            group["lr"], group["fused"] = self._learning_rate, self._fused
         with torch.no_grad():
             for master, saved in zip(self._masters, state["masters"], strict=True):
                 master.copy_(saved)

@@ -115,7 +115,7 @@ class Policy:
         n = len(batch)
         precision = torch.empty(0, dtype=self._dtype).numpy().dtype
         logprob, entropy, kl, values = (np.zeros(n, dtype=precision) for _ in range(4))
-        with torch.inference_mode():
+        with torch.no_grad():
             for rows in self._micro_batches(batch, np.arange(n)):
                 inputs = _inputs(batch, rows).to(self.device)
                 outputs = self._forward(inputs)
@@ -196,7 +196,7 @@ class Policy:
         if len(token_ids) < 2:
             raise ValueError("a probe needs at least two tokens")
         inputs = pad_policy([token_ids[:1]], [token_ids[1:]]).to(self.device)
-        with torch.inference_mode():
+        with torch.no_grad():
             logprobs = completion_outputs(self.model, inputs).logprobs[0]
         return logprobs.float().cpu().numpy()
 

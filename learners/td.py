@@ -1,8 +1,8 @@
 """Temporal-difference arithmetic: targets, errors and advantages of one update.
 
 This module owns the numbers an update holds fixed.  It must not know models, devices or how samples were
-collected. Results are float32; sums and means are taken in float64 and rounded once, so that they do not depend
-on the order of a reduction.
+collected. Results are float32; sums and means are taken in float64 and rounded once, so that they do not
+depend on the order of a reduction.
 """
 
 from __future__ import annotations

@@ -200,6 +200,10 @@ def assert_close(actual: Any, recorded: Any, tolerance: float, what: str) -> Non
     assert_allclose(actual, recorded, rtol=tolerance, atol=tolerance, err_msg=what)
 
 
+def test_there_are_recorded_runs_of_both_algorithms() -> None:
+    assert {path.stem.split("_")[0] for path in cases()} == {"maac", "iac"}
+
+
 @pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
 def test_every_number_of_the_recorded_run_is_reproduced(path: Path) -> None:
     players = Players(path)
