@@ -6,11 +6,15 @@ This module knows pydantic and nothing of any particular setting.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self, get_args
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNKNOWN_KEY = "unknown_key"
 INCONSISTENT = "inconsistent"
@@ -35,6 +39,31 @@ class ConfigError(ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is rebuilt from its text alone otherwise, and this one may cross a process border.
         return type(self), (self.problems, self.heading)
+
+
+@dataclass
+class Problems:
+    """Gathers problems, so that the first one does not hide the others."""
+
+    found: list[str] = field(default_factory=list)
+
+    def add(self, key: str, text: str | None) -> None:
+        line = f"{key}: {text}" if key else f"{text}"
+        if text and line not in self.found:
+            self.found.append(line)
+
+    def collect(self, key: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `function` returns, or None if it raised ConfigError; its problems are then listed under `key`."""
+        try:
+            return function(*args, **kwargs)
+        except ConfigError as error:
+            for problem in error.problems:
+                self.add(key, problem)
+            return None
+
+    def refuse(self) -> None:
+        if self.found:
+            raise ConfigError(self.found)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
