@@ -81,7 +81,8 @@ def _read(source: DataConfig | Rows) -> Rows:
             isinstance(source, str | bytes | Mapping) and not hasattr(source, "column_names")
         ) or not countable:
             raise ConfigError(
-                f"an object of type {type(source).__name__} is no data set; give a list of dicts, a datasets.Dataset, or a path"
+                f"an object of type {type(source).__name__} is no data set; give a list of dicts, "
+                "a datasets.Dataset, or a path"
             )
         if hasattr(source, "column_names") and isinstance(source.column_names, dict):
             raise ConfigError(
