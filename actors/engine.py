@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from actors.weights import WeightSnapshot
 from learners.samples import FloatArray, IntArray
+from learners.snapshot import WeightSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import ray
@@ -69,8 +70,8 @@ class GenerationPool:
             actor.options(max_restarts=-1, max_task_retries=0, **options).remote(spec)
             for options in actor_options
         ]
-        self._snapshot: Any = None
-        self._version = -1
+        self._snapshot: Any = None  # None: the weights that the engines started with, version 0
+        self._version = 0
         self.recoveries = 0
 
     def wait_ready(self) -> None:
@@ -97,7 +98,7 @@ class GenerationPool:
         """Start sampling one completion per prompt, shared among the workers as evenly as can be."""
         count = min(len(self.workers), len(prompts))
         bounds = [len(prompts) * k // count for k in range(count + 1)] if count else [0]
-        shards = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        shards = [slice(a, b) for a, b in pairwise(bounds)]
         pending = PendingGeneration(
             prompts, sampling, seeds, self._version, shards, [], self._generate_timeout_s
         )
@@ -171,12 +172,9 @@ class GenerationPool:
         for attempt in range(_MAX_RECOVERIES + 1):
             try:
                 self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to restart")
-                self._wait(
-                    worker.push.remote(self._snapshot, True),
-                    self._generate_timeout_s,
-                    index,
-                    "weights to load",
-                )
+                if self._snapshot is not None:
+                    push = worker.push.remote(self._snapshot, True)
+                    self._wait(push, self._generate_timeout_s, index, "weights to load")
                 return
             except RayActorError as again:
                 if attempt == _MAX_RECOVERIES:

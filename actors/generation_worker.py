@@ -1,6 +1,6 @@
 """A generation worker: text in, completions out, with the weights it was asked for.
 
-The class is plain and testable without Ray; `actors.generation_pool` turns it into Ray actors.  It owns one engine
+The class works without Ray too; `actors.generation_pool` turns it into Ray actors.  It owns one engine
 and its agent's tokenizer, and must not know of rewards, turns or other agents.
 """
 
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import ray
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 from actors.engine import Engine, EngineOutput, Sampling
-from actors.weights import StaleWeightsError, WeightSnapshot
+from actors.weights import StaleWeightsError
 from learners.samples import Completion, IntArray
+from learners.snapshot import WeightSnapshot
 
 
 class PromptTooLongError(ValueError):
@@ -73,8 +75,10 @@ class GenerationWorker:
         )
         self._pad_only, self._stop_ids = stop_tokens(self._tokenizer, spec.model)
         self._engine = _build_engine(spec, dtype)
-        self._version: int | None = None
+        self._version: int | None = 0  # the weights as they lie in the model's folder
 
+    # Asked of a worker that is being restarted, Ray holds the question until the new process can answer.
+    @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     def ready(self) -> dict[str, Any]:
         """Answers once the engine is up; says where it runs."""
         return {"pid": os.getpid(), "context_length": self._engine.context_length}

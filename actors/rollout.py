@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from actors.generation_worker import PromptTooLongError
+from actors.prompts import PromptBuilder
+from actors.rewards import Item, RewardFunction
+from actors.transitions import Transition
 from learners.samples import Completion, FloatArray, Sample
-
-Item = dict[str, Any]
 
 
 class RolloutError(ValueError):
@@ -25,13 +25,6 @@ class RolloutError(ValueError):
 
 Generate = Callable[[list[list[str]], list[list[int]]], list[list[Completion]]]
 """(prompts per agent, seeds per agent) -> completions per agent, in the same order."""
-
-
-class PromptSource(Protocol):
-    """Builds the agents' prompts; see `actors.prompts`."""
-
-    def first(self, item: Item) -> list[str]: ...
-    def later(self, item: Item, external_prompts: list[str]) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +62,16 @@ class _Running:
 class RolloutCollector:
     """Rolls out items with the given callbacks.
 
-    `reward(completions per agent, prompts, row, item_idx)` returns processed rewards, shape
-    `[num_generations, num_agents]`.  `transition` is needed for more than one turn.
+    `transition` is needed for more than one turn.
     """
 
     num_agents: int
     num_turns: int
     num_generations: int
     early_termination_threshold: float | None
-    prompts: PromptSource
-    reward: Callable[[list[list[str]], list[str], Item, int], FloatArray]
-    transition: Callable[..., list[str]] | None
+    prompts: PromptBuilder
+    reward: RewardFunction
+    transition: Transition | None
     seed: int
 
     def reseeded(self, seed: int) -> RolloutCollector:
@@ -113,20 +105,17 @@ class RolloutCollector:
         return [self._finish(rollout) for rollout in running], callback_seconds
 
     def _prompts(self, rollout: _Running, turn: int) -> list[str]:
-        row = rollout.item.row
+        item = rollout.item
         if turn == 0:
-            return self.prompts.first(row)
+            return self.prompts.first(item.row, item.item_idx)
         assert self.transition is not None
-        agents = range(self.num_agents)
-        responses = [rollout.response_history(agent) for agent in agents]
         external = self.transition(
-            prompt=row.get("prompt"),
-            agent_completions=[history[-1] for history in responses],
-            prompt_history_per_agent=[rollout.prompt_history(agent) for agent in agents],
-            response_history_per_agent=responses,
-            item_idx=rollout.item.item_idx,
+            item=item.row,
+            item_idx=item.item_idx,
+            prompt_history=[rollout.prompt_history(agent) for agent in range(self.num_agents)],
+            response_history=[rollout.response_history(agent) for agent in range(self.num_agents)],
         )
-        return self.prompts.later(row, external)
+        return self.prompts.later(item.row, external, item.item_idx)
 
     def _generate(
         self, active: Sequence[_Running], prompts: list[list[str]], turn: int, generate: Generate

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from actors.engine import EngineOutput, Sampling
-from actors.weights import WeightSnapshot
 from learners.samples import FloatArray, IntArray
+from learners.snapshot import WeightSnapshot
 
 
 class TransformersEngine:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from actors.engine import EngineOutput, Sampling
-from actors.weights import WeightSnapshot
 from learners.samples import FloatArray, IntArray
+from learners.snapshot import WeightSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from actors.weights import WeightSnapshot
 from learners.critic import Critic, CriticUpdate, Floats
 from learners.models import frozen_copy, hidden_size_of, load_backbone, load_causal_lm
 from learners.policy import Policy, PolicyScores, PolicyUpdate
 from learners.samples import IntArray, MiniBatches, TokenBatch
+from learners.snapshot import WeightSnapshot
 from learners.value_head import FILE_NAME as VALUE_HEAD_FILE
 from learners.value_head import ValueHead
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -76,3 +77,13 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model with another vocabulary."""
     return make_model(tmp_path_factory.mktemp("models") / "other", seed=1, vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One real Ray on this machine, with more logical CPUs than cores so that tests need not wait for one another."""
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, logging_level="WARNING", object_store_memory=500 * 2**20)
+    yield
+    ray.shutdown()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from actors.engine import EngineOutput, Sampling
@@ -18,9 +19,9 @@ from actors.generation_worker import (
     stop_tokens,
     trim_padding,
 )
-from actors.weights import StaleWeightsError, WeightSnapshot, WeightSyncError
+from actors.weights import StaleWeightsError
 from learners.learner_actors import LearnerSpec, PolicyLearner, PolicySpec
-from conftest import make_tokenizer
+from learners.snapshot import WeightSnapshot, WeightSyncError
 
 PROMPTS = ["def add(a, b):", "the quick brown fox", "is this a prompt?", "x"]
 SAMPLING = Sampling(max_new_tokens=24, temperature=0.6, top_p=0.9)

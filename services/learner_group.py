@@ -1,0 +1,237 @@
+"""All learners of a run, seen from the driver: values, TD errors and updates of one round.
+
+Owns the order of an update round over the learner processes.  The mathematics is in `learners/`; where the samples come
+from and where the weights go is the training loop's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from actors.limits import WaitLimitError
+from learners.critic_inputs import CriticReader
+from learners.minibatches import group_by_turn, plan_minibatches
+from learners.samples import FloatArray, IntArray, MiniBatches, Sample, TokenBatch
+from learners.td import next_turn_index, normalise_advantages, td_errors, td_targets
+
+
+class LearnerLostError(RuntimeError):
+    """A learner's process ended; its weights since the last checkpoint are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRules:
+    """The part of the configuration that shapes an update round."""
+
+    discount: float
+    advantage_normalization: bool
+    train_batch_size: int
+    reference_kl_coef: float | None
+    """None: no reference penalty."""
+    seed: int
+
+
+@dataclass(slots=True)
+class AgentRound:
+    """One agent's numbers of one update round; every array is aligned with `samples`."""
+
+    samples: list[Sample]
+    values: FloatArray
+    td_targets: FloatArray
+    td_errors: FloatArray
+    advantages: FloatArray
+    reference_kl: FloatArray | None
+    minibatches: MiniBatches
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RoundResult:
+    """What an update round computed, and how long its parts took."""
+
+    agents: list[AgentRound]
+    seconds: dict[str, float]
+
+
+class LearnerGroup:
+    """Policy learners (one actor per agent) and critic learners (actors that hold one or more critics).
+
+    Args:
+        critics: critic key -> the actor that holds it; empty with a shared backbone.
+        reader: what each critic reads of a round's samples.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[Any],
+        critics: dict[int, Any],
+        reader: CriticReader,
+        rules: UpdateRules,
+        *,
+        update_timeout_s: float,
+    ) -> None:
+        self.policies = list(policies)
+        self.critics = critics
+        self._reader = reader
+        self.layout = reader.layout
+        self._rules = rules
+        self._timeout_s = update_timeout_s
+
+    def wait_ready(self, seconds: float) -> None:
+        """Wait until every model is loaded."""
+        self.get([a.ready.remote() for a in self._actors()], "learners to load their models", seconds)
+
+    def update(self, samples: list[list[Sample]], round_idx: int) -> RoundResult:
+        """One update of every agent on its samples: values, targets and advantages once, then all mini-batches.
+
+        `samples[agent]` are parallel lists: the k-th entries belong to one joint answer.  Policies and critics live in
+        different processes and step side by side; a critic that several agents share takes their mini-batches one
+        agent after another.
+        """
+        started = time.perf_counter()
+        batches = [ray.put(TokenBatch.of(own)) for own in samples]
+        texts = [ray.put(ids) for ids in self._reader.read(samples)]
+        values, kl = self._values_and_kl(batches, texts)
+        agents = [
+            self._plan(own, values[agent], kl[agent], agent, round_idx) for agent, own in enumerate(samples)
+        ]
+        valued = time.perf_counter()
+        self._step(agents, batches, texts)
+        return RoundResult(agents, {"value": valued - started, "update": time.perf_counter() - valued})
+
+    def save(
+        self, folder: str, agent_folders: Sequence[str], critic_folders: dict[int, str], *, state: bool
+    ) -> None:
+        """Write every learner below `folder`, all at once."""
+        refs = [
+            policy.save.remote(f"{folder}/{name}", training_state=state)
+            for policy, name in zip(self.policies, agent_folders, strict=True)
+        ]
+        refs += [
+            actor.save.remote(key, f"{folder}/{critic_folders[key]}", training_state=state)
+            for key, actor in self.critics.items()
+        ]
+        self.get(refs, "learners to write a checkpoint")
+
+    def load(self, folder: str, agent_folders: Sequence[str], critic_folders: dict[int, str]) -> None:
+        """Continue from what `save` wrote with `state=True`."""
+        refs = [p.load.remote(f"{folder}/{n}") for p, n in zip(self.policies, agent_folders, strict=True)]
+        refs += [a.load.remote(k, f"{folder}/{critic_folders[k]}") for k, a in self.critics.items()]
+        self.get(refs, "learners to read a checkpoint")
+
+    def snapshot(self, agent: int, version: int, probe_ids: IntArray) -> Any:
+        """Reference to one agent's weights; the driver never holds the tensors itself."""
+        return self.policies[agent].snapshot.remote(version, probe_ids)
+
+    def shutdown(self) -> None:
+        for actor in self._actors():
+            ray.kill(actor, no_restart=True)
+
+    def get(self, refs: Sequence[Any], what: str, seconds: float | None = None) -> list[Any]:
+        """Results of all `refs`; everything still running is waited for before the first error is raised, so that no
+        learner is stopped in the middle of a step."""
+        limit = seconds or self._timeout_s
+        _, late = ray.wait(list(refs), num_returns=len(refs), timeout=limit, fetch_local=False)
+        if late:
+            raise WaitLimitError(
+                f"waited {limit:g} s for {what}; {len(late)} of {len(refs)} are still not done. Raise "
+                "learner.update_timeout_s (engine.start_timeout_s while starting) if the model needs longer."
+            )
+        try:
+            results: list[Any] = ray.get(list(refs), timeout=limit)
+        except GetTimeoutError:
+            raise WaitLimitError(f"waited {limit:g} s for the results of {what}") from None
+        except RayActorError as error:
+            raise LearnerLostError(
+                f"a learner died while the run waited for {what}: {error}. Continue from the last checkpoint with "
+                "`greenroom train --resume RUN_DIR`; if it was out of memory, lower learner.micro_batch_tokens."
+            ) from error
+        return results
+
+    def _actors(self) -> list[Any]:
+        return [*self.policies, *dict.fromkeys(self.critics.values())]
+
+    def _values_and_kl(
+        self, batches: list[Any], texts: list[Any]
+    ) -> tuple[list[FloatArray], list[FloatArray | None]]:
+        """Old values and reference KL of every agent's samples, from weights that no sample has changed yet."""
+        kind, with_kl = self.layout.kind, self._rules.reference_kl_coef is not None
+        needs_score = with_kl or kind == "backbone"
+        refs = [p.score.remote(b) for p, b in zip(self.policies, batches, strict=True)] if needs_score else []
+        keys = self.layout.critic_of_agent[: len(texts)]
+        value_refs = [self.critics[key].values.remote(key, ids) for key, ids in zip(keys, texts, strict=True)]
+        results = self.get([*refs, *value_refs], "values and reference log-probabilities")
+        scores, values = results[: len(refs)], results[len(refs) :]
+        kl: list[FloatArray | None] = [None] * len(batches)
+        if with_kl:
+            kl = [s.reference_kl for s in scores]
+        if kind == "backbone":
+            return [s.values for s in scores], kl
+        return (values * len(batches) if kind == "joint" else values), kl
+
+    def _plan(
+        self, own: list[Sample], values: FloatArray, kl: FloatArray | None, agent: int, round_idx: int
+    ) -> AgentRound:
+        """The numbers that stay fixed during the update."""
+        rules = self._rules
+        rewards = np.array([s.reward for s in own], np.float32)
+        if kl is not None and rules.reference_kl_coef is not None:
+            rewards = rewards - np.float32(rules.reference_kl_coef) * kl.astype(np.float32)
+        targets = td_targets(rewards, values, next_turn_index(own), rules.discount)
+        errors = td_errors(targets, values)
+        turns = [s.turn_idx for s in own]
+        advantages = (
+            normalise_advantages(errors, group_by_turn(turns)) if rules.advantage_normalization else errors
+        )
+        rng = np.random.default_rng([rules.seed, round_idx, agent])
+        minibatches = plan_minibatches(turns, rules.train_batch_size, rng)
+        return AgentRound(own, values, targets, errors, advantages, kl, minibatches)
+
+    def _step(self, agents: list[AgentRound], batches: list[Any], texts: list[Any]) -> None:
+        shared = self.layout.kind == "backbone"
+        refs = [
+            policy.update.remote(
+                batch,
+                own.advantages,
+                own.minibatches,
+                own.td_targets if shared else None,
+                own.values if shared else None,
+            )
+            for policy, batch, own in zip(self.policies, batches, agents, strict=True)
+        ]
+        for agent, key in enumerate(self.layout.critic_of_agent):
+            ids = texts[0] if self.layout.kind == "joint" else texts[agent]
+            own = agents[agent]
+            refs.append(self.critics[key].update.remote(key, ids, own.td_targets, own.minibatches))
+        results = self.get(refs, "policy and critic updates")
+        for agent, own in enumerate(agents):
+            own.metrics = _update_metrics(own, results[agent])
+            if not shared:
+                critic = results[len(agents) + agent]
+                own.metrics["critic_loss"] = float(np.mean(critic.critic_loss))
+                own.metrics["critic_grad_norm"] = critic.metrics["grad_norm"]
+
+
+def _update_metrics(own: AgentRound, update: Any) -> dict[str, float]:
+    """Losses, entropy, and how far the engine's log-probabilities are from the learner's.
+
+    Only the first mini-batch is compared: it alone is scored with the weights that the engine sampled with.
+    """
+    metrics = {"actor_loss": float(np.mean(update.actor_loss)), **update.metrics}
+    if update.critic_loss:
+        metrics["critic_loss"] = float(np.mean(update.critic_loss))
+    gaps = [
+        np.abs(logprobs - own.samples[index].completion.logprobs)
+        for index, logprobs in update.token_logprobs.items()
+    ]
+    flat = np.concatenate(gaps) if gaps else np.zeros(0)
+    if len(flat):
+        metrics["logprob_gap_mean"], metrics["logprob_gap_max"] = float(flat.mean()), float(flat.max())
+    return metrics
