@@ -29,6 +29,9 @@ test: lint
 test-long: install
 	$(BIN)/pytest -m slow
 
+docs: install
+	$(BIN)/python -c "from services.config import config_reference; print(config_reference(), end='')" > docs/config-reference.md
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

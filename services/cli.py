@@ -174,6 +174,7 @@ def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
     from services.checkpoint import CheckpointError
     from services.config import ConfigError
     from services.learner_group import LearnerLostError
+    from services.metrics import MetricsError
     from services.placement import PlacementError
     from services.run_folder import RunFolderError
 
@@ -181,6 +182,7 @@ def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
         CallbackError,
         CheckpointError,
         LearnerLostError,
+        MetricsError,
         NonFiniteLossError,
         PlacementError,
         RolloutError,

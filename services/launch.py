@@ -56,8 +56,12 @@ class System:
 def connect() -> None:
     """Join the cluster that `RAY_ADDRESS` names, or start Ray on this machine; keep a connection that exists."""
     if not ray.is_initialized():
-        # The object store of a machine without /dev/shm space would refuse to start at Ray's default share.
-        ray.init(include_dashboard=False, logging_level=logging.WARNING, configure_logging=False)
+        ray.init(
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            # Engines and libraries in actors chatter; their errors arrive as exceptions, their logs lie in Ray's folder.
+            log_to_driver=False,
+        )
 
 
 def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any]) -> System:
@@ -223,13 +227,13 @@ def _start_policy(
 def _learner_spec(config: RunConfig, source: str, learning_rate: float, device: str, key: int) -> LearnerSpec:
     args, options = config.args, config.model_options
     shared = isinstance(args, IACConfig) and not args.use_separate_critic
-    name = "value_head_hidden_dim" if shared else "critic_value_head_hidden_dim"
+    head_hidden = options.shared_head_hidden_dim(args) if shared else options.critic_head_hidden_dim(args)
     return LearnerSpec(
         source=source,
         learning_rate=learning_rate,
         device=device,
         dtype=options.dtype,
-        value_head_hidden=getattr(args, name) or getattr(options, name),
+        value_head_hidden=head_hidden,
         value_loss_coef=args.value_loss_coef,
         micro_batch_tokens=config.learner.micro_batch_tokens,
         gradient_checkpointing=config.learner.gradient_checkpointing,

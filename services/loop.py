@@ -219,7 +219,8 @@ class TrainingLoop:
             "wait": stats.wait_seconds + result.seconds.get("wait", 0.0),
             "round": time.perf_counter() - started,
         }
-        report = round_report(result, self._config, stats, seconds, probe_gap)
+        penalty = self._args.reference_kl_coef if self._args.reference_kl_enabled else None
+        report = round_report(result, penalty, stats, seconds, probe_gap)
         if self._metrics_callback is not None:
             samples = [sample for agent in result.agents for sample in agent.samples]
             advantages = np.concatenate([agent.advantages for agent in result.agents])
@@ -229,7 +230,7 @@ class TrainingLoop:
         if logged is not None:
             self._to.metrics.log(logged, self.state.reward_evaluations)
         self.state.pending_metrics = self._buffer.state()
-        self._to.rollouts.write(result, rollouts, self.state)
+        self._to.rollouts.write(result.agents, self.state.update_round, rollouts[0].item.epoch)
         self._to.progress.update(report, self.state.update_round)
 
     def _checkpoint(self, reason: str) -> None:

@@ -24,6 +24,7 @@ from services.config import (
     RunConfig,
     WandbConfig,
     dump_config,
+    parse_config,
 )
 from services.evaluation import Evaluator
 from services.launch import System, launch
@@ -95,7 +96,7 @@ class ActorCriticTrainer:
         )
         checked = self._checked
         functions = ("reward_func", "reward_processor", "external_transition", "metrics_callback")
-        self.config = RunConfig.model_validate(
+        self.config = parse_config(
             {
                 "algorithm": self.config_class.algorithm,
                 "agents": [_written(model) for model in checked.models.agents],

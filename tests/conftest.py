@@ -40,6 +40,7 @@ def make_tokenizer(pad: str | None = "<pad>", vocab_size: int = 320) -> PreTrain
         pad_token=pad,
         bos_token="<s>",
         eos_token="</s>",
+        unk_token="</s>",
         clean_up_tokenization_spaces=False,
     )
 
