@@ -16,6 +16,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
 install: $(VENV)/.installed
 
 train: install
+	$(BIN)/python examples/prepare.py
 	$(BIN)/greenroom train $(CONFIG)
 
 lint: install

@@ -53,8 +53,10 @@ class VLLMEngine:
         from vllm import LLM
 
         options: dict[str, Any] = {}
-        if not torch.cuda.is_available() and kv_cache_memory_mib is None:
-            kv_cache_memory_mib = _CPU_KV_CACHE_MIB
+        if not torch.cuda.is_available():
+            kv_cache_memory_mib = kv_cache_memory_mib or _CPU_KV_CACHE_MIB
+            # A prompt prefilled in parts has its request's generator rewound, which CPU generators cannot do.
+            options["enable_chunked_prefill"] = False
         if kv_cache_memory_mib is not None:
             options["kv_cache_memory_bytes"] = kv_cache_memory_mib * _MIB
         if gpu_memory_utilization is not None:

@@ -59,7 +59,7 @@ def connect() -> None:
         ray.init(
             include_dashboard=False,
             logging_level=logging.WARNING,
-            # Engines and libraries in actors chatter; their errors arrive as exceptions, their logs lie in Ray's folder.
+            # Engines and libraries in actors chatter; their errors arrive as exceptions.
             log_to_driver=False,
         )
 
@@ -74,6 +74,12 @@ def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any]) -> Sy
     connect()
     args = config.args
     placement = _place(config, sources)
+    logger.info(
+        "starting %d generation workers (%s) and %d learners",
+        args.num_agents * config.engine.workers_per_agent,
+        config.engine.backend,
+        args.num_agents + len(placement.critics),
+    )
     generation = _start_generation(config, sources, placement)
     learners = _start_learners(config, sources, placement, tokenizers[0])
     system = System(
@@ -226,8 +232,10 @@ def _start_policy(
 
 def _learner_spec(config: RunConfig, source: str, learning_rate: float, device: str, key: int) -> LearnerSpec:
     args, options = config.args, config.model_options
-    shared = isinstance(args, IACConfig) and not args.use_separate_critic
-    head_hidden = options.shared_head_hidden_dim(args) if shared else options.critic_head_hidden_dim(args)
+    if isinstance(args, IACConfig) and not args.use_separate_critic:
+        head_hidden = options.shared_head_hidden_dim(args)
+    else:
+        head_hidden = options.critic_head_hidden_dim(args)
     return LearnerSpec(
         source=source,
         learning_rate=learning_rate,

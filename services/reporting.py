@@ -36,7 +36,7 @@ def round_report(
 
 
 def turn_metrics(agents: list[AgentRound], reference_kl_coef: float | None) -> dict[str, float]:
-    """`turn_k/reward_mean`, `turn_k/expected_return` and the reference penalty, over all agents' samples of the turn."""
+    """`turn_k/reward_mean`, `turn_k/expected_return` and the reference penalty, over a turn's samples."""
     values: dict[str, list[float]] = defaultdict(list)
     for own in agents:
         for index, sample in enumerate(own.samples):

@@ -102,6 +102,15 @@ def test_a_completion_depends_on_its_own_seed_and_not_on_its_company(
     assert other.token_ids.tolist() != together[0].token_ids.tolist()
 
 
+def test_more_prompt_tokens_than_one_scheduling_step_takes(worker: GenerationWorker, learner: PolicyLearner) -> None:
+    push(worker, learner, 0)
+    prompts = [f"{i} " + "ab " * 40 for i in range(128)]
+    completions = worker.generate(prompts, Sampling(4), list(range(128)), version=0)
+    assert sum(len(c.prompt_ids) for c in completions) > 8192
+    (alone,) = worker.generate(prompts[100:101], Sampling(4), [100], version=0)
+    assert alone.token_ids.tolist() == completions[100].token_ids.tolist()
+
+
 def test_sampled_frequencies_follow_temperature_and_top_p(
     worker: GenerationWorker, learner: PolicyLearner
 ) -> None:
