@@ -102,7 +102,9 @@ def test_a_completion_depends_on_its_own_seed_and_not_on_its_company(
     assert other.token_ids.tolist() != together[0].token_ids.tolist()
 
 
-def test_more_prompt_tokens_than_one_scheduling_step_takes(worker: GenerationWorker, learner: PolicyLearner) -> None:
+def test_more_prompt_tokens_than_one_scheduling_step_takes(
+    worker: GenerationWorker, learner: PolicyLearner
+) -> None:
     push(worker, learner, 0)
     prompts = [f"{i} " + "ab " * 40 for i in range(128)]
     completions = worker.generate(prompts, Sampling(4), list(range(128)), version=0)

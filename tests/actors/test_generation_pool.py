@@ -58,13 +58,16 @@ def kill_process(pool: GenerationPool, index: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_replicas_share_prompts_and_answer_in_order(pool: GenerationPool, snapshots: tuple[object, object]) -> None:
+def test_replicas_share_prompts_and_answer_in_order(
+    pool: GenerationPool, snapshots: tuple[object, object]
+) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     pending = pool.submit(PROMPTS, SAMPLING, SEEDS)
     assert [(s.start, s.stop) for s in pending.shards] == [(0, 2), (2, 5)]
     shared = pool.gather(pending)
     alone = [
-        pool.gather(pool.submit([prompt], SAMPLING, [seed]))[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+        pool.gather(pool.submit([prompt], SAMPLING, [seed]))[0]
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
     ]
     assert [c.token_ids.tolist() for c in shared] == [c.token_ids.tolist() for c in alone]
     assert {c.weight_version for c in shared} == {1}
@@ -111,7 +114,9 @@ def test_a_worker_that_hangs_is_replaced_and_its_prompts_sampled_again(
 def test_a_wait_that_passes_its_limit_says_what_it_waited_for(ray_cluster: None, small_model: Path) -> None:
     spec = EngineSpec("transformers", str(small_model), str(small_model))
     pool = GenerationPool(3, spec, [{"num_cpus": 0.1}], start_timeout_s=0.01, generate_timeout_s=60)
-    with pytest.raises(WaitLimitError, match=r"0\.01 s for the engine to start of generation worker 0, agent 3"):
+    with pytest.raises(
+        WaitLimitError, match=r"0\.01 s for the engine to start of generation worker 0, agent 3"
+    ):
         pool.wait_ready()
     pool.shutdown()
 
