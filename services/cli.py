@@ -199,3 +199,7 @@ def _tell(error: BaseException, text: str) -> None:
 def main() -> None:
     """Entry point of the `greenroom` command."""
     app()
+
+
+if __name__ == "__main__":
+    main()
