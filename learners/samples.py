@@ -51,7 +51,7 @@ class Sample:
     is_final_turn: bool
     """True for the last collected turn of the rollout: its TD target is the reward alone."""
     expected_return: float
-    """Undiscounted sum of `reward` from this turn on."""
+    """Undiscounted sum of rewards from this turn on; an update with a reference penalty takes that off."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """`turn_idx`, `generation_idx`, `batch_item` and whatever else a metrics callback may read."""
 

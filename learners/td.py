@@ -90,3 +90,16 @@ def normalise_advantages(errors: ArrayLike, groups: Sequence[Sequence[int]]) -> 
             mean, std = members.mean(dtype=np.float64), members.std(dtype=np.float64)
             advantage[list(group)] = (members - np.float32(mean)) / np.float32(max(std, STD_FLOOR))
     return advantage
+
+
+def returns_to_go(rewards: ArrayLike, next_index: IndexArray) -> FloatArray:
+    """Undiscounted sum of `rewards` from each turn to its rollout's last one, the `expected_return` of the metrics.
+
+    Both have shape [n]; `next_index` is `next_turn_index`'s.  Returns float32 [n].
+    """
+    reward = np.asarray(rewards, dtype=np.float64)
+    total, position = reward.copy(), next_index
+    while (continues := position >= 0).any():
+        total[continues] += reward[position[continues]]
+        position = np.where(continues, next_index[position], -1)
+    return total.astype(np.float32)

@@ -19,7 +19,7 @@ from actors.limits import WaitLimitError
 from learners.critic_inputs import CriticReader
 from learners.minibatches import group_by_turn, plan_minibatches
 from learners.samples import FloatArray, IntArray, MiniBatches, Sample, TokenBatch
-from learners.td import next_turn_index, normalise_advantages, td_errors, td_targets
+from learners.td import next_turn_index, normalise_advantages, returns_to_go, td_errors, td_targets
 
 
 class LearnerLostError(RuntimeError):
@@ -182,9 +182,12 @@ class LearnerGroup:
         """The numbers that stay fixed during the update."""
         rules = self._rules
         rewards = np.array([s.reward for s in own], np.float32)
+        following = next_turn_index(own)
         if kl is not None and rules.reference_kl_coef is not None:
             rewards = rewards - np.float32(rules.reference_kl_coef) * kl.astype(np.float32)
-        targets = td_targets(rewards, values, next_turn_index(own), rules.discount)
+            for sample, penalised in zip(own, returns_to_go(rewards, following), strict=True):
+                sample.expected_return = float(penalised)
+        targets = td_targets(rewards, values, following, rules.discount)
         errors = td_errors(targets, values)
         turns = [s.turn_idx for s in own]
         advantages = (

@@ -24,7 +24,7 @@ from learners.critic import Critic, CriticUpdate
 from learners.minibatches import group_by_turn, plan_minibatches
 from learners.policy import Policy, PolicyScores, PolicyUpdate
 from learners.samples import Completion, Sample, TokenBatch
-from learners.td import next_turn_index, normalise_advantages, td_errors, td_targets
+from learners.td import next_turn_index, normalise_advantages, returns_to_go, td_errors, td_targets
 from learners.value_head import ValueHead
 
 REPOSITORY = Path(__file__).parents[2]
@@ -238,7 +238,10 @@ def update_and_compare(
     rewards = column(recorded, "reward")
     if scores.reference_kl is not None:
         rewards = rewards - config["reference_kl_coef"] * scores.reference_kl
-    targets = td_targets(rewards, values, next_turn_index(samples), config.get("discount", 1.0))
+    following = next_turn_index(samples)
+    returns = returns_to_go(rewards, following)
+    assert_close(returns, column(recorded, "expected_return"), FLOAT32_TOLERANCE, "expected return")
+    targets = td_targets(rewards, values, following, config.get("discount", 1.0))
     assert_close(targets, column(recorded, "td_target"), FLOAT32_TOLERANCE, "TD target")
     advantages = td_errors(targets, values)
     assert_close(advantages, column(recorded, "td_error"), FLOAT32_TOLERANCE, "TD error")

@@ -120,15 +120,21 @@ def test_a_restored_buffer_logs_the_same(adds: list[tuple[float, int]], logging_
 
 
 @pytest.mark.parametrize(
-    "name", ["maac_q_two_turns", "maac_early_termination", "iac_shared_v_clip", "maac_v_generations"]
+    "name",
+    [
+        "maac_q_two_turns",
+        "maac_early_termination",
+        "iac_shared_v_clip",
+        "maac_v_generations",
+        "maac_reference_kl",
+    ],
 )
 def test_reward_and_return_means_are_the_recorded_ones(name: str) -> None:
     case = recorded(name)
     rounds = rounds_of(case)
     for metric, values in case["epoch_metrics"].items():
-        if "kl" in metric:
-            continue
-        ours = [turn_metrics(agents, None).get(metric) for agents in rounds]
+        penalty = case["config"].get("reference_kl_coef")
+        ours = [turn_metrics(agents, penalty).get(metric) for agents in rounds]
         ours = [value for value in ours if value is not None]
         num_agents = len(rounds[0])
         theirs = np.array(values).reshape(-1, num_agents).mean(axis=1)  # one entry per round and agent
@@ -137,19 +143,20 @@ def test_reward_and_return_means_are_the_recorded_ones(name: str) -> None:
 
 def rounds_of(case: dict[str, Any]) -> list[list[Any]]:
     """Consecutive updates of one agent belong together; agent 0 opens a round."""
-    blocks: list[tuple[int, list[Any]]] = []
+    blocks: list[tuple[int, list[Any], list[float]]] = []
     for update in case["updates"]:
         if not blocks or blocks[-1][0] != update["agent"]:
-            blocks.append((update["agent"], []))
+            blocks.append((update["agent"], [], []))
         blocks[-1][1].extend(
             sample(update["agent"], turn=s["turn"], reward=s["reward"], expected_return=s["expected_return"])
             for s in update["samples"]
         )
+        blocks[-1][2].extend(s["reference_kl"] for s in update["samples"] if "reference_kl" in s)
     rounds: list[list[Any]] = []
-    for agent, samples in blocks:
+    for agent, samples, kl in blocks:
         if agent == 0:
             rounds.append([])
-        rounds[-1].append(agent_round(samples))
+        rounds[-1].append(agent_round(samples, reference_kl=np.array(kl) if kl else None))
     return rounds
 
 
