@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from services.config import IACConfig, MAACConfig
+    from services.config import IACConfig, MAACConfig, SMARLConfig
+    from services.smarl.trainer import SMARLTrainer
     from services.trainer import IACTrainer, MAACTrainer
 
-__all__ = ["IACConfig", "IACTrainer", "MAACConfig", "MAACTrainer"]
+__all__ = ["IACConfig", "IACTrainer", "MAACConfig", "MAACTrainer", "SMARLConfig", "SMARLTrainer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,23 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read."""
 
 
+class RunState(Protocol):
+    """Where a run stands: a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def step(self) -> int:
+        """What checkpoints are named after."""
+        ...
+
+
+S = TypeVar("S", bound=RunState)
+
+
 @dataclass(slots=True)
 class TrainerState:
-    """Where a run stands between two update rounds.
+    """Where a run of language models stands between two update rounds.
 
     Buffers are empty there and random streams follow from the counters, so this and the learners' own state are all
     that a bit-exact continuation needs.
@@ -43,6 +57,10 @@ class TrainerState:
     reason: str = "interval"
     """Why the checkpoint was taken."""
 
+    @property
+    def step(self) -> int:
+        return self.reward_evaluations
+
 
 class CheckpointStore:
     """The `checkpoints/` folder of a run; `keep` newest ones stay (None: all)."""
@@ -51,13 +69,13 @@ class CheckpointStore:
         self.folder = folder
         self._keep = keep
 
-    def write(self, state: TrainerState, write_learners: Callable[[Path], None]) -> Path:
-        """Write `step_<reward evaluations>`; `write_learners` fills the folder first, the state file comes last.
+    def write(self, state: RunState, write_learners: Callable[[Path], None]) -> Path:
+        """Write `step_<state.step>`; `write_learners` fills the folder first, the state file comes last.
 
         Raises:
             CheckpointError: the disk is full or not writable; older checkpoints are untouched.
         """
-        target = self.folder / f"step_{state.reward_evaluations:08d}"
+        target = self.folder / f"step_{state.step:08d}"
         aside = self.folder / f"{_ASIDE}{target.name}"
         try:
             shutil.rmtree(aside, ignore_errors=True)
@@ -81,19 +99,19 @@ class CheckpointStore:
         return found[-1] if found else None
 
     @staticmethod
-    def read_state(checkpoint: Path) -> TrainerState:
-        """The counters of a checkpoint."""
+    def read_state(checkpoint: Path, kind: type[S]) -> S:
+        """The counters of a checkpoint, which a run with states of `kind` wrote."""
         path = checkpoint / STATE_FILE
         try:
             values = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        unknown = set(values) - {f.name for f in fields(TrainerState)}
+        unknown = set(values) - {f.name for f in fields(kind)}
         if unknown:
             raise CheckpointError(
                 f"{path} holds unknown fields {sorted(unknown)}: written by a newer version?"
             )
-        return TrainerState(**values)
+        return kind(**values)
 
     def _prune(self) -> None:
         if self._keep is None:

@@ -13,7 +13,7 @@ import typer
 
 app = typer.Typer(
     name="greenroom",
-    help="Train cooperating language-model agents with multi-agent actor-critic (MAAC and IAC).",
+    help="Train cooperating agents: language models (MAAC, IAC), or DDPG agents whose number may change (SMARL).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,7 +40,10 @@ def train(
     ] = None,
     max_updates: Annotated[
         int | None,
-        typer.Option(help="Stop after so many update rounds, with a checkpoint to continue from.", min=1),
+        typer.Option(
+            help="Stop after so many update rounds (SMARL: rounds of episodes), with a checkpoint to continue from.",
+            min=1,
+        ),
     ] = None,
 ) -> None:
     """Train the agents that a configuration describes."""
@@ -48,7 +51,7 @@ def train(
         from services.config import load_config
         from services.run_folder import RunFolder
         from services.summary import summarize
-        from services.trainer import TRAINERS
+        from services.trainer import trainer_of
 
         changes = list(overrides or [])
         if resume is not None:
@@ -58,7 +61,7 @@ def train(
         if config is None:
             raise typer.BadParameter("give a CONFIG.yaml, or --resume RUN_DIR")
         settings = load_config(config, changes)
-        with TRAINERS[settings.algorithm].from_config(settings) as trainer:
+        with trainer_of(settings) as trainer:
             run = trainer.train(resume_from=resume, max_updates=max_updates)
         typer.echo(summarize(run))
 
@@ -68,17 +71,14 @@ def validate(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check everything that can be checked before a model is loaded."""
     with _errors_for_people():
         from services.config import load_config
-        from services.validate import validate as check
+        from services.validate import describe
 
-        checked = check(load_config(config, overrides or []))
-        typer.echo(
-            f"{config} is fine: {len(checked.train_rows)} training rows, {len(checked.models.agents)} agents"
-        )
+        typer.echo(f"{config} is fine: {describe(load_config(config, overrides or []))}")
 
 
 @app.command("config")
 def show_config(
-    algorithm: Annotated[str, typer.Argument(help="maac or iac.")],
+    algorithm: Annotated[str, typer.Argument(help="maac, iac or smarl.")],
 ) -> None:
     """Print a full configuration with every setting explained."""
     with _errors_for_people():
@@ -122,21 +122,66 @@ def evaluate(
         str | None,
         typer.Option(help="Rows to evaluate on; default: the run's eval_dataset, else its train_dataset."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="How many rows; default: all.", min=1)] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="How many rows (default: all) or SMARL's episodes.", min=1)
+    ] = None,
+    num_agents: Annotated[
+        int | None,
+        typer.Option(
+            help="SMARL: how many agents play, also a number never trained; default: as trained.", min=1
+        ),
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="final, or step_...; default: final, else the newest.")
     ] = None,
 ) -> None:
-    """Roll out a trained run's agents on a data set and print the mean rewards as JSON."""
+    """Roll out a trained run's agents and print the mean rewards, or returns, as JSON."""
     with _errors_for_people():
         import json
 
+        from services.config import ConfigError, SMARLRunConfig, load_config
         from services.inference import evaluate_run
+        from services.run_folder import RunFolder
+        from services.smarl.commands import evaluate_team
 
-        metrics = evaluate_run(
-            run_dir, overrides or [], dataset=dataset, num_samples=samples, checkpoint=checkpoint
-        )
+        config = load_config(RunFolder.open(run_dir).config_file, overrides or [])
+        if isinstance(config, SMARLRunConfig):
+            if dataset is not None:
+                raise ConfigError(
+                    "--dataset: a SMARL run has no data set; its episodes come from its environment"
+                )
+            metrics = evaluate_team(
+                run_dir, config, num_agents=num_agents, episodes=samples, checkpoint=checkpoint
+            )
+        else:
+            if num_agents is not None:
+                raise ConfigError("--num-agents: the number of language-model agents is fixed by training")
+            metrics = evaluate_run(
+                run_dir, overrides or [], dataset=dataset, num_samples=samples, checkpoint=checkpoint
+            )
         typer.echo(json.dumps(metrics, indent=2))
+
+
+@app.command()
+def agents(
+    run_dir: RunDir,
+    add: Annotated[int, typer.Option(help="How many agents join.", min=0)] = 0,
+    remove: Annotated[
+        list[int] | None, typer.Option(help="Number of an agent that leaves; may be given several times.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster of the run; default: RAY_ADDRESS, or this machine's.")
+    ] = None,
+) -> None:
+    """Change the team of a SMARL run while it trains, before its next episode."""
+    with _errors_for_people():
+        from services.config import ConfigError
+        from services.smarl.commands import change_team
+
+        if not add and not remove:
+            raise ConfigError("nothing to change: give --add COUNT, --remove NUMBER or both")
+        count = change_team(run_dir, add=add, remove=remove or [], address=address)
+        typer.echo(f"from the next episode on, {count} agents")
 
 
 @contextmanager
@@ -165,6 +210,7 @@ def _errors_for_people() -> Iterator[None]:
 
 def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
     """Errors that are the input's, and errors whose message says all that a user needs."""
+    from actors.environments.team import TeamEnvironmentError
     from actors.generation_pool import WorkerLostError
     from actors.limits import WaitLimitError
     from actors.rewards import CallbackError
@@ -177,6 +223,7 @@ def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
     from services.metrics import MetricsError
     from services.placement import PlacementError
     from services.run_folder import RunFolderError
+    from services.smarl.runners import RunnerLostError
 
     return (ConfigError, RunFolderError), (
         CallbackError,
@@ -186,6 +233,8 @@ def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
         NonFiniteLossError,
         PlacementError,
         RolloutError,
+        RunnerLostError,
+        TeamEnvironmentError,
         WaitLimitError,
         WeightSyncError,
         WorkerLostError,

@@ -14,7 +14,7 @@ from actors.generation_group import GenerationGroup
 from services.callables import resolve
 from services.checkpoint import CheckpointStore
 from services.composition import formatters_of
-from services.config import ConfigError, RunConfig, load_config
+from services.config import CommonRun, ConfigError, RunConfig, load_config
 from services.data import load_rows
 from services.evaluation import Evaluator
 from services.launch import Sources, launch_generation, sampling_of
@@ -48,7 +48,7 @@ def generate_from_run(
         ConfigError: the run has no such checkpoint or agent.
     """
     run = RunFolder.open(run_dir)
-    config = load_config(run.config_file)
+    config = _language_run(load_config(run.config_file))
     count = config.args.num_agents
     if agent is not None and agent >= count:
         raise ConfigError(f"--agent: {agent} does not exist; the run has agents 0 to {count - 1}")
@@ -77,7 +77,7 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Mean rewards of the run's agents on `dataset` (default: the run's evaluation set, else its training set)."""
     run = RunFolder.open(run_dir)
-    config = load_config(run.config_file, overrides)
+    config = _language_run(load_config(run.config_file, overrides))
     rows = load_rows(dataset or config.eval_dataset or config.train_dataset)
     sampling = sampling_of(config.args)
     with _engines(run, config, checkpoint) as generation:
@@ -99,6 +99,12 @@ def evaluate_run(
             metrics_callback=_resolved(config.metrics_callback),
         )
         return evaluator.run(0, 0)
+
+
+def _language_run(config: CommonRun) -> RunConfig:
+    if not isinstance(config, RunConfig):
+        raise ConfigError("this is no run of language models; `greenroom evaluate` plays its episodes")
+    return config
 
 
 def _resolved(reference: str | None) -> Callable[..., Any] | None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
-from actors.limits import WaitLimitError
 from learners.critic_inputs import CriticReader
 from learners.minibatches import group_by_turn, plan_minibatches
 from learners.samples import FloatArray, IntArray, MiniBatches, Sample, TokenBatch
 from learners.td import next_turn_index, normalise_advantages, returns_to_go, td_errors, td_targets
+from services.waiting import fetch
 
 
 class LearnerLostError(RuntimeError):
@@ -137,17 +137,9 @@ class LearnerGroup:
     def get(self, refs: Sequence[Any], what: str, seconds: float | None = None) -> list[Any]:
         """Results of all `refs`; everything still running is waited for before the first error is raised, so that no
         learner is stopped in the middle of a step."""
-        limit = seconds or self._timeout_s
-        _, late = ray.wait(list(refs), num_returns=len(refs), timeout=limit, fetch_local=False)
-        if late:
-            raise WaitLimitError(
-                f"waited {limit:g} s for {what}; {len(late)} of {len(refs)} are still not done. Raise "
-                "learner.update_timeout_s (engine.start_timeout_s while starting) if the model needs longer."
-            )
+        remedy = "Raise learner.update_timeout_s (learner.start_timeout_s while starting) if the model needs longer."
         try:
-            results: list[Any] = ray.get(list(refs), timeout=limit)
-        except GetTimeoutError:
-            raise WaitLimitError(f"waited {limit:g} s for the results of {what}") from None
+            results = fetch(refs, what, seconds or self._timeout_s, remedy)
         except RayActorError as error:
             raise LearnerLostError(
                 f"a learner died while the run waited for {what}: {error}. Continue from the last checkpoint with "

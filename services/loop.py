@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ from services.metrics_callback import call_metrics_callback
 from services.progress import Progress
 from services.reporting import round_report
 from services.rollout_log import RolloutLog
+from services.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +100,8 @@ class TrainingLoop:
         self._buffer = MetricBuffer(self._args.logging_steps, state.pending_metrics)
         self._probe_ids = make_probes(system, collector.prompts.first(dict(rows[0])))
         self._updating = False
-        self._stop_asked: str | None = None
+        # While rollouts are collected, a run may stop at once: they can be collected again.
+        self._signals = StopSignals(defer=lambda: self._updating)
         self._checkpointed_round = state.update_round
 
     def run(self, max_updates: int | None = None) -> None:
@@ -112,7 +111,7 @@ class TrainingLoop:
         update round is in a checkpoint before the error leaves here.
         """
         stop_at = None if max_updates is None else self.state.update_round + max_updates
-        with self._signals():
+        with self._signals:
             try:
                 self.push_weights()
                 while self.state.epoch < self._args.num_train_epochs:
@@ -150,8 +149,7 @@ class TrainingLoop:
         interval = self._config.checkpoint_interval
         if interval and self.state.update_round % interval == 0:
             self._checkpoint("interval")
-        if self._stop_asked:
-            raise KeyboardInterrupt(self._stop_asked)
+        self._signals.raise_if_asked()
 
     def _collect(self, after: TrainerState) -> tuple[list[Rollout], float]:
         """Rollouts of the items that one-at-a-time collection would put into this round; moves `after` past them."""
@@ -231,7 +229,13 @@ class TrainingLoop:
             self._to.metrics.log(logged, self.state.reward_evaluations)
         self.state.pending_metrics = self._buffer.state()
         self._to.rollouts.write(result.agents, self.state.update_round, rollouts[0].item.epoch)
-        self._to.progress.update(report, self.state.update_round)
+        self._to.progress.show(
+            {
+                "update": str(self.state.update_round),
+                "reward": f"{report.get('turn_1/reward_mean', 0.0):.3f}",
+                "tokens/s": f"{report['tokens_per_second']:.0f}",
+            }
+        )
 
     def _checkpoint(self, reason: str) -> None:
         if self._checkpointed_round == self.state.update_round and self._to.checkpoints.latest() is not None:
@@ -256,25 +260,3 @@ class TrainingLoop:
             )
         except Exception as second:
             error.add_note(f"and no checkpoint could be written: {second}")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run between steps: at once while rollouts are collected (they can be collected
-        again), after the update while one runs.  A second signal does not wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, _frame: Any) -> None:
-            name = signal.Signals(number).name
-            if self._updating and self._stop_asked is None:
-                self._stop_asked = f"stopped by {name}"
-                return
-            raise KeyboardInterrupt(f"stopped by {name}")
-
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

@@ -15,40 +15,29 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class Progress:
-    """Progress over items, with the newest reward, update round and generation speed."""
+    """Progress over `unit`s, with a few of the newest numbers beside it."""
 
-    def __init__(self, total_items: int, done_items: int) -> None:
+    def __init__(self, total: int, done: int, unit: str = "item") -> None:
         self._is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
-            total=total_items,
-            initial=done_items,
-            unit="item",
-            disable=not self._is_terminal,
-            dynamic_ncols=True,
+            total=total, initial=done, unit=unit, disable=not self._is_terminal, dynamic_ncols=True
         )
-        self._total, self._done = total_items, done_items
+        self._total, self._done, self._unit = total, done, unit
         self._last_line = time.monotonic() - _SECONDS_BETWEEN_LINES
 
     def items(self, count: int) -> None:
-        """`count` more items have been rolled out."""
+        """`count` more of them are done."""
         self._done += count
         self._bar.update(count)
 
-    def update(self, report: Mapping[str, float], update_round: int) -> None:
-        """An update round is done."""
-        reward, speed = report.get("turn_1/reward_mean", 0.0), report.get("tokens_per_second", 0.0)
-        self._bar.set_postfix({"update": update_round, "reward": f"{reward:.3f}", "tok/s": f"{speed:.0f}"})
+    def show(self, numbers: Mapping[str, str]) -> None:
+        """Show `numbers`, name by name."""
+        self._bar.set_postfix(numbers)
         now = time.monotonic()
         if not self._is_terminal and now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            logger.info(
-                "item %d of %d, update %d: reward %.3f, %.0f tokens/s",
-                self._done,
-                self._total,
-                update_round,
-                reward,
-                speed,
-            )
+            told = ", ".join(f"{name} {number}" for name, number in numbers.items())
+            logger.info("%s %d of %d: %s", self._unit, self._done, self._total, told)
 
     def close(self) -> None:
         self._bar.close()

@@ -15,6 +15,7 @@ from services.callables import reference_of
 from services.checkpoint import CheckpointError, CheckpointStore, TrainerState
 from services.config import (
     ActorCriticConfig,
+    CommonRun,
     ConfigError,
     DataConfig,
     EngineConfig,
@@ -22,6 +23,7 @@ from services.config import (
     MAACConfig,
     ModelOptions,
     RunConfig,
+    SMARLRunConfig,
     WandbConfig,
     dump_config,
     parse_config,
@@ -34,6 +36,7 @@ from services.progress import Progress
 from services.rollout_log import RolloutLog
 from services.rollouts import collector_of
 from services.run_folder import RunFolder
+from services.smarl.trainer import SMARLTrainer
 from services.sources import resolve_sources
 from services.validate import check_run
 
@@ -96,7 +99,7 @@ class ActorCriticTrainer:
         )
         checked = self._checked
         functions = ("reward_func", "reward_processor", "external_transition", "metrics_callback")
-        self.config = parse_config(
+        config = parse_config(
             {
                 "algorithm": self.config_class.algorithm,
                 "agents": [_written(model) for model in checked.models.agents],
@@ -113,6 +116,8 @@ class ActorCriticTrainer:
                 **run_options,
             }
         )
+        assert isinstance(config, RunConfig)
+        self.config = config
         self._run: RunFolder | None = None
         self._system: System | None = None
 
@@ -148,7 +153,7 @@ class ActorCriticTrainer:
         checkpoint = None if resume_from is None else checkpoints.latest()
         if resume_from is not None and checkpoint is None:
             raise CheckpointError(f"{run.path} has no complete checkpoint to resume from")
-        state = TrainerState() if checkpoint is None else checkpoints.read_state(checkpoint)
+        state = TrainerState() if checkpoint is None else checkpoints.read_state(checkpoint, TrainerState)
         system = self._start()
         if checkpoint is not None:
             system.learners.load(str(checkpoint), self._agent_folders(), self._critic_folders())
@@ -294,8 +299,16 @@ class IACTrainer(ActorCriticTrainer):
     config_class = IACConfig
 
 
-TRAINERS: dict[str, type[ActorCriticTrainer]] = {"maac": MAACTrainer, "iac": IACTrainer}
-"""The trainer of each `algorithm`."""
+LANGUAGE_TRAINERS: dict[str, type[ActorCriticTrainer]] = {"maac": MAACTrainer, "iac": IACTrainer}
+"""The trainer of each `algorithm` of language models."""
+
+
+def trainer_of(config: CommonRun) -> ActorCriticTrainer | SMARLTrainer:
+    """The trainer that a configuration file describes."""
+    if isinstance(config, SMARLRunConfig):
+        return SMARLTrainer.from_config(config)
+    assert isinstance(config, RunConfig)
+    return LANGUAGE_TRAINERS[config.algorithm].from_config(config)
 
 
 def _written(source: Any) -> str:

@@ -17,7 +17,9 @@ from services.callables import resolve
 from services.composition import Function, Models, find_models, formatters_of, transition_problems
 from services.config.algorithm import ActorCriticConfig
 from services.config.base import Problems
+from services.config.common import CommonRun
 from services.config.run import DataConfig, EngineConfig, ModelOptions, RunConfig
+from services.config.smarl import SMARLRunConfig
 from services.data import Rows, check_prompts, load_rows
 
 
@@ -57,6 +59,28 @@ def validate(config: RunConfig) -> CheckedRun:
         model_options=config.model_options,
         engine=config.engine,
     )
+
+
+def describe(config: CommonRun) -> str:
+    """Checks everything that a config file names, and says what was found.
+
+    Raises:
+        ConfigError: lists all problems.
+    """
+    if isinstance(config, SMARLRunConfig):
+        from services.smarl.blueprint import draw
+
+        space = draw(config).space
+        kind = "choices" if space.common.discrete else "dimensions"
+        individual = "with" if space.has_targets else "without"
+        return (
+            f"{'/'.join(str(n) for n in config.schedule.values())} agents in {config.environment.name}, "
+            f"observations of {space.individual_size} (individual) and {space.universal_size} (universal) numbers, "
+            f"common actions of {space.common.size} {kind}, {individual} individual actions"
+        )
+    assert isinstance(config, RunConfig)
+    checked = validate(config)
+    return f"{len(checked.train_rows)} training rows, {len(checked.models.agents)} agents"
 
 
 def check_run(

@@ -7,10 +7,11 @@ config = load_config("run.yaml", ["args.discount=0.9"])
 
 from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import ConfigError
+from services.config.common import CommonRun, WandbConfig
 from services.config.load import explain, load_config, parse_config
+from services.config.registry import ALGORITHMS
 from services.config.render import commented_config, config_reference, dump_config
 from services.config.run import (
-    ALGORITHMS,
     DataConfig,
     Dtype,
     EngineConfig,
@@ -18,23 +19,28 @@ from services.config.run import (
     ModelOptions,
     PlacementConfig,
     RunConfig,
-    WandbConfig,
 )
+from services.config.smarl import EnvironmentConfig, SMARLConfig, SMARLRunConfig, WorkersConfig
 
 __all__ = [
     "ALGORITHMS",
     "ActorCriticConfig",
+    "CommonRun",
     "ConfigError",
     "DataConfig",
     "Dtype",
     "EngineConfig",
+    "EnvironmentConfig",
     "IACConfig",
     "LearnerConfig",
     "MAACConfig",
     "ModelOptions",
     "PlacementConfig",
     "RunConfig",
+    "SMARLConfig",
+    "SMARLRunConfig",
     "WandbConfig",
+    "WorkersConfig",
     "commented_config",
     "config_reference",
     "dump_config",

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from services.config.base import key_of
-from services.config.run import ALGORITHMS, RunConfig
+from services.config.common import CommonRun
+from services.config.registry import ALGORITHMS, run_model
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _LIMITS: list[tuple[type, str, str]] = [
@@ -65,9 +66,10 @@ class Setting:
 def settings(model: type[BaseModel], algorithm: str | None = None) -> list[Setting]:
     """The fields of `model` in their order; `algorithm` decides the section of `args`."""
     found = []
-    for name, info in model.model_fields.items():
+    # What all runs share comes after what a reader looks for first.
+    for name, info in sorted(model.model_fields.items(), key=lambda item: item[0] in CommonRun.model_fields):
         section = _section_of(info.annotation)
-        if model is RunConfig and name == "args":
+        if issubclass(model, CommonRun) and name == "args":
             section = ALGORITHMS.get(algorithm or "", section)
         found.append(Setting(key_of(model, name), model, info, section))
     return found
@@ -75,7 +77,7 @@ def settings(model: type[BaseModel], algorithm: str | None = None) -> list[Setti
 
 def walk(algorithm: str | None = None) -> Iterator[tuple[str, Setting]]:
     """Every setting of a run with its full dotted key, sections before what is in them."""
-    yield from _walk(RunConfig, "", algorithm)
+    yield from _walk(run_model(algorithm), "", algorithm)
 
 
 def _walk(model: type[BaseModel], prefix: str, algorithm: str | None) -> Iterator[tuple[str, Setting]]:

@@ -18,14 +18,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from services.config.base import INCONSISTENT, UNDECIDED, UNKNOWN_KEY, ConfigError, ConfigModel, nearest
+from services.config.common import CommonRun
 from services.config.fields import Setting, settings, walk
-from services.config.run import ALGORITHMS, RunConfig
+from services.config.registry import RUNS, run_model
+from services.config.run import RunConfig
 
 _SHOWN = 80
 """Longest value that a message repeats, in characters."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> CommonRun:
     """The settings in the YAML file `path`, changed by `overrides`.
 
     An override is `key=value` with a dotted key (`args.discount=0.9`, `agents[1]=path`) and a YAML value. Values may
@@ -44,14 +46,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return parse_config(plain, heading)
 
 
-def parse_config(values: dict[Any, Any], heading: str = "The configuration cannot be used") -> RunConfig:
+def parse_config(values: dict[Any, Any], heading: str = "The configuration cannot be used") -> CommonRun:
     """The settings in the plain mapping `values`. Raises ConfigError, which lists everything that is wrong."""
+    algorithm = values.get("algorithm")
+    model = run_model(algorithm)
     try:
-        return RunConfig.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        algorithm = values.get("algorithm")
-        known = algorithm if isinstance(algorithm, str) and algorithm in ALGORITHMS else None
-        raise ConfigError(explain(error, RunConfig, known), heading) from None
+        known = algorithm if isinstance(algorithm, str) and algorithm in RUNS else None
+        raise ConfigError(explain(error, model, known), heading) from None
 
 
 def explain(

@@ -13,8 +13,11 @@ import yaml
 from pydantic import BaseModel
 
 from services.config.base import ConfigError, nearest
+from services.config.common import CommonRun
 from services.config.fields import Setting, settings
-from services.config.run import ALGORITHMS, RunConfig
+from services.config.registry import ALGORITHMS, run_model
+from services.config.run import LANGUAGE_ALGORITHMS, RunConfig
+from services.config.smarl import SMARLRunConfig
 
 _WIDTH = 100
 
@@ -33,7 +36,7 @@ def commented_config(algorithm: str) -> str:
         f"# A run of {algorithm.upper()}. Every setting is here; what is left out has its default.",
         "# Relative paths start from the folder in which the command is run.",
     ]
-    return "\n".join([*head, "", *_section_lines(RunConfig, algorithm, "", "")])
+    return "\n".join([*head, "", *_section_lines(run_model(algorithm), algorithm, "", "")])
 
 
 def _section_lines(model: type[BaseModel], algorithm: str, indent: str, mark: str) -> Iterator[str]:
@@ -76,7 +79,7 @@ def _yaml(value: Any) -> str:
     )
 
 
-def dump_config(config: RunConfig) -> str:
+def dump_config(config: CommonRun) -> str:
     """The settings of `config`, every one of them, as YAML that `load_config` reads back to an equal config."""
     plain = config.model_dump(mode="json")
     return yaml.safe_dump(_escaped(plain), sort_keys=False, allow_unicode=True)
@@ -103,40 +106,42 @@ def config_reference() -> str:
         "`${seed}`, or to the environment, `${oc.env:HOME}`; write `\\${` for a plain `${`. Relative paths, those of",
         "functions included, start from the folder in which the command is run.",
         "",
-        "## The file",
+        "# Language-model agents: `algorithm: maac` or `iac`",
         "",
-        *_table([s for s in settings(RunConfig) if s.section is None]),
+        *_run_reference(RunConfig, _args_reference()),
+        "",
+        "# DDPG agents: `algorithm: smarl`",
+        "",
+        *_run_reference(SMARLRunConfig, None),
     ]
-    for setting in settings(RunConfig):
+    return "\n".join(lines) + "\n"
+
+
+def _run_reference(run: type[CommonRun], args: list[str] | None) -> list[str]:
+    """The sections of one kind of run; `args` replaces the plain table of its `args`."""
+    lines = ["## The file", "", *_table([s for s in settings(run) if s.section is None])]
+    for setting in settings(run):
         if setting.section is None:
             continue
-        if setting.key == "args":
-            lines += _args_reference()
+        if setting.key == "args" and args is not None:
+            lines += args
         elif setting.key != "eval_dataset":
             also = " and `eval_dataset`" if setting.key == "train_dataset" else ""
             lines += ["", f"## `{setting.key}`{also}", "", _summary(setting.section), ""]
             if setting.default is None and not setting.required:
                 lines += ["Left out (null), it is off.", ""]
             lines += _table(settings(setting.section))
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _args_reference() -> list[str]:
-    """The algorithms' settings: first what they share, then what only one of them has or has otherwise."""
-    rows = {name: {s.key: _row(s) for s in settings(model)} for name, model in ALGORITHMS.items()}
+    """The settings of MAAC and IAC: first what they share, then what only one of them has or has otherwise."""
+    rows = {name: {s.key: _row(s) for s in settings(model)} for name, model in LANGUAGE_ALGORITHMS.items()}
     first = next(iter(rows.values()))
     shared = [key for key, row in first.items() if all(r.get(key) == row for r in rows.values())]
-    lines = [
-        "",
-        "## `args`",
-        "",
-        "Settings that all algorithms have:",
-        "",
-        *_HEAD,
-        *(first[k] for k in shared),
-    ]
+    lines = ["", "## `args`", "", "Settings that both have:", "", *_HEAD, *(first[k] for k in shared)]
     for name, own in rows.items():
-        lines += ["", f"### Only with `algorithm: {name}`", "", _summary(ALGORITHMS[name]), ""]
+        lines += ["", f"### Only with `algorithm: {name}`", "", _summary(LANGUAGE_ALGORITHMS[name]), ""]
         lines += [*_HEAD, *(row for key, row in own.items() if key not in shared)]
     return lines
 

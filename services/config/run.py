@@ -1,7 +1,7 @@
-"""The settings of a whole run: what a YAML file holds.
+"""The settings of a run that trains language models: what its YAML file holds.
 
-An algorithm joins by one entry in `ALGORITHMS`. Help texts stand here and nowhere else; the command line, the
-commented config and the reference are made from them. This module must not open a file or load a model.
+Help texts stand here and nowhere else; the command line, the commented config and the reference are made from them.
+This module must not open a file or load a model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pydantic_core import PydanticCustomError
 
 from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import UNDECIDED, ConfigModel
+from services.config.common import CommonRun
 
-ALGORITHMS: dict[str, type[ActorCriticConfig]] = {"maac": MAACConfig, "iac": IACConfig}
+LANGUAGE_ALGORITHMS: dict[str, type[ActorCriticConfig]] = {"maac": MAACConfig, "iac": IACConfig}
 """The model that reads `args`, for each value of `algorithm`."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -186,28 +187,13 @@ class PlacementConfig(ConfigModel):
     timeout_s: float = Field(default=300, gt=0, description="Longest wait for these resources, in seconds.")
 
 
-class WandbConfig(ConfigModel):
-    """Logging to Weights & Biases."""
-
-    project: str = Field(default="greenroom", min_length=1, description="Project to log to.")
-    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the default one.")
-    name: str | None = Field(
-        default=None, min_length=1, description="Name of the run there; null: `run_name`."
-    )
-    mode: Literal["online", "offline", "disabled"] = Field(
-        default="online", description="`offline` keeps the log on disk until `wandb sync`."
-    )
-    dir: str | None = Field(
-        default=None, min_length=1, description="Folder of its local files; null: the run folder."
-    )
-    tags: list[str] = Field(default_factory=list, description="Tags of the run.")
-
-
-class RunConfig(ConfigModel):
-    """A whole run. Relative paths start from the folder in which the command is run."""
+class RunConfig(CommonRun):
+    """A whole run of MAAC or IAC. Relative paths start from the folder in which the command is run."""
 
     algorithm: Literal["maac", "iac"] = Field(
-        description="`maac`: one critic for all agents; `iac`: one for each.", examples=["maac"]
+        description="`maac`: one critic for all agents; `iac`: one for each.",
+        examples=["maac"],
+        json_schema_extra={"accepts": "`maac` or `iac`; `smarl` for a run of DDPG agents"},
     )
     agent_model: str | None = Field(
         default=None,
@@ -286,22 +272,8 @@ class RunConfig(ConfigModel):
     placement: PlacementConfig = Field(
         default=PlacementConfig(), description="Resources of the actors; null is chosen automatically."
     )
-    wandb_config: WandbConfig | None = Field(
-        default=None, description="Log to Weights & Biases; null: do not."
-    )
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything that is random.")
-    output_dir: str = Field(default="runs", min_length=1, description="Folder in which run folders are made.")
-    run_name: str | None = Field(
-        default=None,
-        pattern=r"^[^/\\]+$",
-        description="Name of the run folder; null: algorithm and time.",
-        json_schema_extra={"accepts": "text without slashes, or null"},
-    )
     checkpoint_interval: int = Field(
         default=50, ge=0, description="Update rounds between two checkpoints; 0: only at the end."
-    )
-    keep_checkpoints: int | None = Field(
-        default=3, ge=1, description="Newest checkpoints to keep; null: all."
     )
     eval_greedy: bool = Field(
         default=False, description="Evaluate with the likeliest token instead of sampling."
@@ -313,7 +285,7 @@ class RunConfig(ConfigModel):
     @field_validator("args", mode="before")
     @classmethod
     def _read_args(cls, value: Any, info: ValidationInfo) -> ActorCriticConfig:
-        model = ALGORITHMS.get(info.data.get("algorithm", ""))
+        model = LANGUAGE_ALGORITHMS.get(info.data.get("algorithm", ""))
         if model is None:
             raise PydanticCustomError(UNDECIDED, "not read, since `algorithm` is not known")
         if isinstance(value, ActorCriticConfig) and not isinstance(value, model):

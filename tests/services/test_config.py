@@ -17,7 +17,6 @@ from services.config import (
     IACConfig,
     MAACConfig,
     ModelOptions,
-    RunConfig,
     commented_config,
     config_reference,
     dump_config,
@@ -256,7 +255,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_known_one(
             "engine.start_timeout_s: 0 is not accepted. Accepted: number, greater than 0.",
         ),
         ("placement.timeout_s=-1", "placement.timeout_s: -1 is not accepted."),
-        ("algorithm=smarl", "algorithm: 'smarl' is not accepted. Accepted: `maac` or `iac`."),
+        ("algorithm=ppo", "algorithm: 'ppo' is not accepted. Accepted: `maac` or `iac`; `smarl`"),
         ("args.num_generations=3", "args.num_generations: 3 does not go with num_turns=2"),
         ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
         ("seed", "override 'seed': write key=value"),
@@ -349,17 +348,9 @@ def test_the_printed_config_loads_unchanged_and_holds_the_defaults(tmp_path: Pat
     config = load_config(write(tmp_path, text))
     assert config.algorithm == algorithm
     assert config.args == ALGORITHMS[algorithm]()
-    examples = {
-        "algorithm",
-        "agent_model",
-        "critic_model",
-        "reward_func",
-        "external_transition",
-        "train_dataset",
-    }
-    bare = RunConfig(
-        **{key: getattr(config, key) for key in examples}  # type: ignore[arg-type]
-    )
+    language = {"agent_model", "critic_model", "reward_func", "external_transition", "train_dataset"}
+    examples = {"algorithm", *({"environment"} if algorithm == "smarl" else language)}
+    bare = type(config)(**{key: getattr(config, key) for key in examples})
     assert config == bare
     for key, setting in walk(algorithm):
         assert f"{key.rpartition('.')[2]}:" in text, key

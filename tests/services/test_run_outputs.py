@@ -243,7 +243,7 @@ def test_checkpoints_appear_complete_or_not_at_all(run: RunFolder) -> None:
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step_00000020", "step_00000030"]
     latest = store.latest()
     assert latest is not None
-    assert store.read_state(latest).update_round == 3
+    assert store.read_state(latest, TrainerState).update_round == 3
     assert (latest / "weights").read_text() == "w"
 
 
@@ -259,7 +259,7 @@ def test_a_state_from_a_newer_version_is_refused(run: RunFolder) -> None:
     path = store.write(TrainerState(), lambda folder: None)
     (path / "trainer_state.json").write_text(json.dumps({**asdict(TrainerState()), "novelty": 1}))
     with pytest.raises(CheckpointError, match=r"unknown fields \['novelty'\]"):
-        store.read_state(path)
+        store.read_state(path, TrainerState)
 
 
 def test_a_metrics_callback_sees_samples_and_its_odd_values_are_left_out() -> None:
@@ -292,12 +292,12 @@ def test_a_metrics_callback_sees_samples_and_its_odd_values_are_left_out() -> No
 
 def test_progress_outside_a_terminal_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    progress = Progress(total_items=10, done_items=2)
+    progress = Progress(total=10, done=2)
     for round_ in range(1, 4):
         progress.items(2)
-        progress.update({"turn_1/reward_mean": 0.125, "tokens_per_second": 99.6}, round_)
+        progress.show({"update": str(round_), "reward": "0.125"})
     progress.close()
-    assert [r.getMessage() for r in caplog.records] == ["item 4 of 10, update 1: reward 0.125, 100 tokens/s"]
+    assert [r.getMessage() for r in caplog.records] == ["item 4 of 10: update 1, reward 0.125"]
 
 
 def test_the_summary_compares_first_and_last_tenth(run: RunFolder) -> None:

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from actors.rewards import CallbackError
 from learners.optimiser import NonFiniteLossError
 from services import IACConfig, IACTrainer, MAACConfig, MAACTrainer
-from services.checkpoint import CheckpointStore
+from services.checkpoint import CheckpointStore, TrainerState
 from services.trainer import ActorCriticTrainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_touched(make: An
     store = CheckpointStore(tmp_path / "run" / "checkpoints", None)
     latest = store.latest()
     assert latest is not None
-    assert "NonFiniteLossError" in store.read_state(latest).reason
+    assert "NonFiniteLossError" in store.read_state(latest, TrainerState).reason
     assert all(torch.isfinite(tensor).all() for tensor in weights_of(latest).values())
 
 

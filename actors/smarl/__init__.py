@@ -1,0 +1,1 @@
+"""The Ray actors of SMARL: environment runners, DDPG workers and the coordinator."""

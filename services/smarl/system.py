@@ -1,0 +1,138 @@
+"""A running SMARL system: coordinator, workers and runners, and the changes of the team that touch all three.
+
+Owns the order in which they are told of a change.  When a change is due is the loop's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from services.config import SMARLRunConfig
+from services.launch import connect
+from services.placement import PlacementError
+from services.smarl.blueprint import Blueprint
+from services.smarl.keeper import CoordinatorKeeper
+from services.smarl.runners import RunnerGroup
+from services.smarl.workers import WorkerGroup
+
+
+class TeamSystem:
+    """All actors of a run.
+
+    Args:
+        name: under which other processes find the coordinator.
+        checkpoint: folder of a checkpoint to continue from.
+
+    Raises:
+        PlacementError: the cluster is too small.
+        WaitLimitError: an actor was not ready in time.
+    """
+
+    def __init__(
+        self, config: SMARLRunConfig, blueprint: Blueprint, name: str, checkpoint: str | None = None
+    ) -> None:
+        connect()
+        self._config = config
+        workers = config.workers
+        first = next(iter(config.schedule.values()))
+        _check_fits(config)
+        options = {"num_cpus": workers.cpus_per_actor}
+        self.keeper = CoordinatorKeeper(blueprint.coordinator, first, name, options, workers.timeout_s)
+        self.workers = WorkerGroup(
+            blueprint.worker,
+            workers.agents_per_worker,
+            options,
+            workers.timeout_s,
+            lambda: self.keeper.ask("centre"),
+        )
+        if checkpoint is not None:
+            self.keeper.ask("load", checkpoint)
+        self.keeper.remember()
+        self._has_targets = blueprint.space.has_targets
+        identities: list[int] = self.keeper.ask("identities")
+        self.workers.start(identities, *self.keeper.ask("initial_rows"))
+        if checkpoint is not None:
+            self.workers.load(checkpoint)
+        self.runners = RunnerGroup(
+            blueprint.runner,
+            workers.num_env_runners,
+            workers.envs_per_runner,
+            len(identities),
+            options,
+            workers.timeout_s,
+            self._target_weights if self._has_targets else None,
+        )
+
+    @property
+    def num_agents(self) -> int:
+        return self.workers.num_agents
+
+    @property
+    def restarts(self) -> int:
+        """Actors that died and were replaced."""
+        return self.keeper.restarts + self.workers.restarts + self.runners.restarts
+
+    def add_agents(self, count: int) -> None:
+        """`count` agents join, with the centre's parameters."""
+        self.workers.join(self.keeper.tell("join", count))
+        self.runners.seat(self.num_agents)
+
+    def remove_agents(self, numbers: Sequence[int]) -> None:
+        """Agents `numbers` leave; the others are numbered from 0 again."""
+        self.keeper.tell("leave", list(numbers))
+        self.workers.leave(numbers)
+        self.runners.seat(self.num_agents)
+
+    def sync(self) -> np.ndarray:
+        """Soft updates between the centre and every agent; returns the agents' distances to it before."""
+        rows, firsts = self.workers.parameters(), self.workers.firsts
+        order = range(len(firsts))
+        if self._config.args.sync_order == "arrival":
+            order = self.workers.arrival_order()  # type: ignore[assignment]
+        pushed = [ref for k in order for ref in rows[2 * k : 2 * k + 2]]
+        distances, back = self.keeper.sync([firsts[k] for k in order], pushed)
+        pulled: list[Any] = [None] * len(rows)
+        for place, k in enumerate(order):
+            pulled[2 * k : 2 * k + 2] = back[2 * place : 2 * place + 2]
+        self.workers.pull(pulled)
+        return distances  # type: ignore[no-any-return]
+
+    def evaluate(self, episodes: Sequence[int], num_agents: int) -> np.ndarray:
+        """Returns [episodes, N] without exploration: of the agents' own actors, or of the central one for all where
+        the number of agents is not the present one."""
+        if num_agents == self.num_agents:
+            return self.runners.evaluate(episodes, num_agents, self.workers.actors())
+        actor, _ = self.keeper.ask("centre")
+        return self.runners.evaluate(episodes, num_agents, [actor[None]])
+
+    def save(self, folder: str) -> None:
+        """Write everything that learning moves into `folder`."""
+        self.keeper.settle()
+        self.keeper.ask("save", folder)
+        self.workers.save(folder)
+
+    def shutdown(self) -> None:
+        """End every actor; safe to call when some have died."""
+        for part in (self.runners, self.workers, self.keeper):
+            part.shutdown()
+
+    def _target_weights(self) -> Any:
+        return self.keeper.reference("target_weights")
+
+
+def _check_fits(config: SMARLRunConfig) -> None:
+    """The most agents of the schedule must find a place, so that a run does not stop where they join."""
+    workers = config.workers
+    most = max(config.schedule.values())
+    per_worker = workers.agents_per_worker or most
+    actors = 1 + -(-most // per_worker) + workers.num_env_runners
+    needed, there = actors * workers.cpus_per_actor, ray.cluster_resources().get("CPU", 0)
+    if needed > there + 1e-6:
+        raise PlacementError(
+            f"the run's {actors} actors need {needed:g} cpus, the cluster has {there:g}: add nodes, or lower "
+            "workers.cpus_per_actor or workers.num_env_runners, or raise workers.agents_per_worker"
+        )
