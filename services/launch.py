@@ -6,6 +6,7 @@ Owns the step from configuration to Ray actors.  What they then do is the traini
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class System:
 
 def connect() -> None:
     """Join the cluster that `RAY_ADDRESS` names, or start Ray on this machine; keep a connection that exists."""
+    # A call with several results is checked by one of them; Ray would print its error for each of the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if not ray.is_initialized():
         ray.init(
             include_dashboard=False,

@@ -1,27 +1,28 @@
-"""What a finished run says of itself: where it is, and how the reward moved."""
+"""What a finished run says of itself: where it is, and how rewards or returns moved."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-REWARD = "turn_1/reward_mean"
+_TOLD = re.compile(r"turn_\d+/reward_mean|return_mean|team_return_mean")
 
 
 def summarize(run: Path) -> str:
-    """The run folder, and the mean of each turn's reward over the first and the last tenth of the train logs."""
-    lines = [f"run folder: {run}"]
+    """The run folder, and the mean of each turn's reward (SMARL: of the returns) over the first and the last tenth of
+    the train logs."""
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    trained = [log for log in logs if REWARD in log]
-    if trained:
-        tenth = max(1, len(trained) // 10)
-        for name in sorted(
-            key for key in trained[0] if key.startswith("turn_") and key.endswith("/reward_mean")
-        ):
-            first = [log[name] for log in trained[:tenth] if name in log]
-            last = [log[name] for log in trained[-tenth:] if name in log]
-            if first and last:
-                before, after = sum(first) / len(first), sum(last) / len(last)
-                moved = f"{before:.4f} in the first tenth of the run, {after:.4f} in the last ({after - before:+.4f})"
-                lines.append(f"{name}: {moved}")
-    return "\n".join(lines)
+    return "\n".join([f"run folder: {run}", *_movements(logs)])
+
+
+def _movements(logs: list[dict[str, float]]) -> list[str]:
+    lines = []
+    for name in sorted({key for log in logs for key in log if _TOLD.fullmatch(key)}):
+        values = [log[name] for log in logs if name in log]
+        tenth = max(1, len(values) // 10)
+        before, after = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
+        lines.append(
+            f"{name}: {before:.4f} in the first tenth of the run, {after:.4f} in the last ({after - before:+.4f})"
+        )
+    return lines

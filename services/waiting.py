@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from actors.limits import WaitLimitError
 
@@ -29,11 +29,16 @@ def fetch(refs: Sequence[Any], what: str, seconds: float, remedy: str) -> list[A
 
     Raises:
         WaitLimitError: as `wait_all`.
-        Exception: the first error among the results.
+        Exception: the first error among the results, as it was raised where it happened.
     """
     wait_all(refs, what, seconds, remedy)
     try:
         results: list[Any] = ray.get(list(refs), timeout=seconds)
     except GetTimeoutError:
         raise WaitLimitError(f"waited {seconds:g} s for the results of {what}. {remedy}") from None
+    except RayTaskError as error:
+        # Its text is a remote traceback; what a user can mend is in the cause.
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
     return results

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.rewards import CallbackError
 from learners.smarl.replay import Transitions
 
 SequenceReward = Callable[[NDArray[np.float32]], NDArray[np.floating]]
@@ -87,17 +88,17 @@ def sequence_rewards(make: SequenceReward, rewards: NDArray[np.float32]) -> NDAr
     """R^seq [n] of rewards [n, N].
 
     Raises:
-        ValueError: `make` raised, or did not return one finite number for each step.
+        CallbackError: `make` raised, or did not return one finite number for each step.
     """
     name = getattr(make, "__qualname__", repr(make))
     try:
         made = np.asarray(make(rewards), np.float32)
     except Exception as error:
-        raise ValueError(
+        raise CallbackError(
             f"sequence_reward {name} raised {type(error).__name__} for rewards of shape {rewards.shape}: {error}"
         ) from error
     if made.shape != rewards.shape[:1] or not np.isfinite(made).all():
-        raise ValueError(
+        raise CallbackError(
             f"sequence_reward {name} must return {len(rewards)} finite numbers, one for each step; it returned "
             f"{_shown(made)}"
         )

@@ -196,7 +196,7 @@ class SMARLCoordinator:
             rng=stream(self._spec.seed, Purpose.TARGET_TRAINING, episode),
         )
         metrics["target_entries"] = metrics.pop("entries")
-        return metrics | {f"memory_{name}": float(count) for name, count in self._memory.stats().items()}
+        return metrics | {name: float(count) for name, count in self._memory.stats().items()}
 
     def target_weights(self) -> dict[str, np.ndarray]:
         """The target network's parameters."""

@@ -115,8 +115,8 @@ class DDPGWorker:
 
     def pull(self, actor: Rows, critic: Rows) -> None:
         """Take what the centre made of the agents' parameters; targets, moments and replay stay."""
-        self._stack.actor.copy_(torch.from_numpy(actor))
-        self._stack.critic.copy_(torch.from_numpy(critic))
+        self._stack.actor.copy_(self._tensor(actor))
+        self._stack.critic.copy_(self._tensor(critic))
 
     def actor_rows(self) -> Rows:
         """What the runners act with [K, Pa]."""

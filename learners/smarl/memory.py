@@ -170,9 +170,8 @@ class SequenceMemory:
         if not len(rows):
             return np.zeros(0, np.int64)
         if self._resolution is None:
-            compared: NDArray[np.floating] = rows.observations + np.float32(
-                0
-            )  # -0.0 becomes 0.0: equal, so same bytes
+            # -0.0 becomes 0.0: what is equal must have the same bytes.
+            compared: NDArray[np.floating] = rows.observations + np.float32(0)
         else:
             compared = np.rint(rows.observations.astype(np.float64) / self._resolution) + 0.0
         flat = np.ascontiguousarray(compared.reshape(len(rows), -1))
