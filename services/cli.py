@@ -142,7 +142,7 @@ def evaluate(
         from services.config import ConfigError, SMARLRunConfig, load_config
         from services.inference import evaluate_run
         from services.run_folder import RunFolder
-        from services.smarl.commands import evaluate_team
+        from services.smarl.evaluation import evaluate_team
 
         config = load_config(RunFolder.open(run_dir).config_file, overrides or [])
         if isinstance(config, SMARLRunConfig):
@@ -170,13 +170,13 @@ def agents(
         list[int] | None, typer.Option(help="Number of an agent that leaves; may be given several times.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Ray cluster of the run; default: RAY_ADDRESS, or this machine's.")
+        str | None, typer.Option(help="Ray cluster of the run; default: the one it was started on.")
     ] = None,
 ) -> None:
     """Change the team of a SMARL run while it trains, before its next episode."""
     with _errors_for_people():
         from services.config import ConfigError
-        from services.smarl.commands import change_team
+        from services.smarl.remote_control import change_team
 
         if not add and not remove:
             raise ConfigError("nothing to change: give --add COUNT, --remove NUMBER or both")

@@ -85,5 +85,10 @@ class RunFolder:
         """Models and tokenizers that were handed to a trainer as objects."""
         return self.path / "sources"
 
+    @property
+    def cluster_file(self) -> Path:
+        """Where the Ray cluster of the run is, for commands to a running service."""
+        return self.path / "cluster.json"
+
     def write_config(self, text: str) -> None:
         self.config_file.write_text(text)

@@ -14,11 +14,11 @@ from ray.exceptions import RayActorError
 
 from actors.generation_pool import WorkerLostError
 from actors.smarl.coordinator import CoordinatorSpec, SMARLCoordinator
+from services.smarl.remote_control import NAMESPACE
 from services.waiting import fetch, wait_all
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "greenroom"
 _ATTEMPTS = 3
 _REMEDY = "Raise workers.timeout_s if it needs longer."
 

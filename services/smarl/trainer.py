@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from services.run_folder import RunFolder
 from services.smarl.blueprint import draw
 from services.smarl.loop import TeamLoop, TeamRecorders, TeamState
 from services.smarl.plot import plot_returns
+from services.smarl.remote_control import coordinator_name, leave_address
 from services.smarl.system import TeamSystem
 
 
@@ -99,6 +99,7 @@ class SMARLTrainer:
         if self._system is not None and checkpoint is not None:
             self.shutdown()
         system = self._start(None if checkpoint is None else str(checkpoint))
+        leave_address(run)
         logger = MetricsLogger(
             run, self.config.wandb_config, resume_step=state.env_steps if checkpoint is not None else None
         )
@@ -186,8 +187,3 @@ class SMARLTrainer:
             name = "evaluation" if self._run is None else self._run.path.name
             self._system = TeamSystem(self.config, self._blueprint, coordinator_name(name), checkpoint)
         return self._system
-
-
-def coordinator_name(run: str) -> str:
-    """Under which name the coordinator of a run is found, from the name of its folder."""
-    return "coordinator-" + re.sub(r"[^\w.-]", "_", run)

@@ -123,7 +123,10 @@ def test_every_row_is_met_once_in_an_epoch_in_batches_of_one_number(monkeypatch:
         for agents, part in memory_set.items():
             seen = [row for count, rows in epoch if count == agents for row in rows]
             assert sorted(seen) == sorted(part.observations[:, 0, 0].tolist())
-    assert epochs[0] != epochs[1]
+    numbers = [[agents for agents, _ in epoch] for epoch in epochs]
+    assert numbers[0] != numbers[1]  # the order of mini-batches
+    composed = [sorted(sorted(rows) for _, rows in epoch) for epoch in epochs]
+    assert composed[0] != composed[1]  # which rows share one
 
 
 def test_the_generator_alone_decides_the_order() -> None:
