@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from services.cli_errors import errors_for_people
 
 app = typer.Typer(
     name="greenroom",
@@ -47,7 +45,7 @@ def train(
     ] = None,
 ) -> None:
     """Train the agents that a configuration describes."""
-    with _errors_for_people():
+    with errors_for_people():
         from services.config import load_config
         from services.run_folder import RunFolder
         from services.summary import summarize
@@ -69,7 +67,7 @@ def train(
 @app.command()
 def validate(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check everything that can be checked before a model is loaded."""
-    with _errors_for_people():
+    with errors_for_people():
         from services.config import load_config
         from services.validate import describe
 
@@ -81,7 +79,7 @@ def show_config(
     algorithm: Annotated[str, typer.Argument(help="maac, iac or smarl.")],
 ) -> None:
     """Print a full configuration with every setting explained."""
-    with _errors_for_people():
+    with errors_for_people():
         from services.config import ALGORITHMS, ConfigError, commented_config
 
         if algorithm not in ALGORITHMS:
@@ -102,7 +100,7 @@ def generate(
     ] = None,
 ) -> None:
     """Sample from a trained run's agents; prompts are taken as they are, without the run's formatters."""
-    with _errors_for_people():
+    with errors_for_people():
         from services.inference import generate_from_run
 
         for answer in generate_from_run(
@@ -136,7 +134,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Roll out a trained run's agents and print the mean rewards, or returns, as JSON."""
-    with _errors_for_people():
+    with errors_for_people():
         import json
 
         from services.config import ConfigError, SMARLRunConfig, load_config
@@ -174,7 +172,7 @@ def agents(
     ] = None,
 ) -> None:
     """Change the team of a SMARL run while it trains, before its next episode."""
-    with _errors_for_people():
+    with errors_for_people():
         from services.config import ConfigError
         from services.smarl.remote_control import change_team
 
@@ -182,67 +180,6 @@ def agents(
             raise ConfigError("nothing to change: give --add COUNT, --remove NUMBER or both")
         count = change_team(run_dir, add=add, remove=remove or [], address=address)
         typer.echo(f"from the next episode on, {count} agents")
-
-
-@contextmanager
-def _errors_for_people() -> Iterator[None]:
-    """What a user can mend is told in one message, without a traceback, and ends with status 1 (2: bad input)."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    for noisy in ("httpx", "ray", "filelock", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        _tell(stop, f"Stopped: {stop or 'interrupted'}")
-        raise typer.Exit(130) from None
-    except Exception as error:
-        bad_input, expected = _kinds()
-        if isinstance(error, bad_input):
-            _tell(error, str(error))
-            raise typer.Exit(2) from None
-        if isinstance(error, expected):
-            _tell(error, f"{type(error).__name__}: {error}")
-            raise typer.Exit(1) from None
-        raise
-
-
-def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
-    """Errors that are the input's, and errors whose message says all that a user needs."""
-    from actors.environments.team import TeamEnvironmentError
-    from actors.generation_pool import WorkerLostError
-    from actors.limits import WaitLimitError
-    from actors.rewards import CallbackError
-    from actors.rollout import RolloutError
-    from learners.optimiser import NonFiniteLossError
-    from learners.snapshot import WeightSyncError
-    from services.checkpoint import CheckpointError
-    from services.config import ConfigError
-    from services.learner_group import LearnerLostError
-    from services.metrics import MetricsError
-    from services.placement import PlacementError
-    from services.run_folder import RunFolderError
-    from services.smarl.runners import RunnerLostError
-
-    return (ConfigError, RunFolderError), (
-        CallbackError,
-        CheckpointError,
-        LearnerLostError,
-        MetricsError,
-        NonFiniteLossError,
-        PlacementError,
-        RolloutError,
-        RunnerLostError,
-        TeamEnvironmentError,
-        WaitLimitError,
-        WeightSyncError,
-        WorkerLostError,
-    )
-
-
-def _tell(error: BaseException, text: str) -> None:
-    typer.echo("\n".join([text, *getattr(error, "__notes__", [])]), err=True)
 
 
 def main() -> None:
