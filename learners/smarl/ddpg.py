@@ -268,6 +268,6 @@ class DDPGStack:
             raise NonFiniteLossError(
                 f"{network} of agent {self.names[agent]}",
                 0,
-                float(losses[agent]),
+                float(losses[agent].detach()),
                 "loss or gradient is not finite",
             )

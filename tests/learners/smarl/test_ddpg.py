@@ -47,7 +47,7 @@ def stack(space: CommonSpace, agents: int, seed: int = 0) -> DDPGStack:
 def mlp(*sizes: int, row: Tensor) -> nn.Sequential:
     into, hidden, out = sizes
     module = nn.Sequential(nn.Linear(into, hidden), nn.ReLU(), nn.Linear(hidden, out)).double()
-    vector_to_parameters(row, module.parameters())
+    vector_to_parameters(row.clone(), module.parameters())
     return module
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ SIZES = st.lists(st.integers(1, 6), min_size=2, max_size=4).map(tuple)
 
 def sequential(sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for into, out in zip(sizes[:-1], sizes[1:], strict=True):
+    for into, out in pairwise(sizes):
         layers += [nn.Linear(into, out, dtype=torch.float64), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
