@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import ray
 
@@ -24,6 +25,11 @@ class GenerationStats:
     tokens: int = 0
     prompts: int = 0
 
+    def __add__(self, other: GenerationStats) -> GenerationStats:
+        return GenerationStats(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(GenerationStats))
+        )
+
 
 class GenerationGroup:
     """One pool per agent, in agent order."""
@@ -35,6 +41,11 @@ class GenerationGroup:
     def wait_ready(self) -> None:
         for pool in self.pools:
             pool.wait_ready()
+
+    def resize(self, actor_options: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Change how many workers each agent has; see `GenerationPool.resize`."""
+        for pool, options in zip(self.pools, actor_options, strict=True):
+            pool.resize(options)
 
     def generate(
         self, prompts: Sequence[Sequence[str]], seeds: Sequence[Sequence[int]], sampling: Sampling

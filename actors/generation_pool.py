@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
 
 from actors.engine import Sampling
 from actors.generation_worker import EngineSpec, GenerationWorker, PromptTooLongError
@@ -65,11 +65,8 @@ class GenerationPool:
         self._agent_idx = agent_idx
         self._start_timeout_s = start_timeout_s
         self._generate_timeout_s = generate_timeout_s
-        actor = ray.remote(GenerationWorker)
-        self.workers = [
-            actor.options(max_restarts=-1, max_task_retries=0, **options).remote(spec)
-            for options in actor_options
-        ]
+        self._spec = spec
+        self.workers = [self._start(options) for options in actor_options]
         self._snapshot: Any = None  # None: the weights that the engines started with, version 0
         self._version = 0
         self.recoveries = 0
@@ -78,6 +75,26 @@ class GenerationPool:
         """Wait until every engine is up."""
         for index, worker in enumerate(self.workers):
             self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to start")
+
+    def resize(self, actor_options: Sequence[dict[str, Any]]) -> None:
+        """Go on with `len(actor_options)` workers: the last ones end, or new ones start with the present weights.
+
+        Only between two calls of generation.  If a new worker does not come up, all are as before.
+
+        Raises:
+            WorkerLostError, WaitLimitError: a new worker died, or was not ready in time.
+        """
+        count, before = len(actor_options), len(self.workers)
+        self._end(self.workers[count:])
+        del self.workers[count:]
+        try:
+            self.workers += [self._start(options) for options in actor_options[before:]]
+            for index in range(before, count):
+                self._bring_up(index, "the engine to start")
+        except BaseException:
+            self._end(self.workers[before:])
+            del self.workers[before:]
+            raise
 
     def push(self, snapshot: Any, version: int, *, verify: bool) -> list[Any]:
         """Start pushing a snapshot (an object reference) to all workers; `confirm` waits for it."""
@@ -91,7 +108,7 @@ class GenerationPool:
             try:
                 gaps.append(self._wait(ref, self._generate_timeout_s, index, "new weights to load"))
             except RayActorError as error:
-                self._recover(index, error)
+                gaps.append(self._recover(index, error))
         return max(gaps, default=0.0)
 
     def submit(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> PendingGeneration:
@@ -119,9 +136,18 @@ class GenerationPool:
 
     def shutdown(self) -> None:
         """End the engines, then the actors; a worker that does not answer is killed all the same."""
-        ending = [worker.shutdown.remote() for worker in self.workers]
-        ray.wait(ending, num_returns=len(ending), timeout=10)
-        for worker in self.workers:
+        self._end(self.workers)
+
+    def _start(self, options: dict[str, Any]) -> Any:
+        actor = ray.remote(GenerationWorker)
+        return actor.options(max_restarts=-1, max_task_retries=0, **options).remote(self._spec)
+
+    @staticmethod
+    def _end(workers: Sequence[Any]) -> None:
+        ending = [worker.shutdown.remote() for worker in workers]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=10)
+        for worker in workers:
             ray.kill(worker, no_restart=True)
 
     def _send(self, pending: PendingGeneration, index: int) -> Any:
@@ -140,7 +166,8 @@ class GenerationPool:
                 return completions
             except PromptTooLongError as error:
                 raise error.moved(pending.shards[index].start) from None
-            except (RayActorError, StaleWeightsError) as error:
+            except (RayActorError, StaleWeightsError, ObjectLostError) as error:
+                # What a worker answered may be lost with its node before it is fetched.
                 cause = error
                 if attempt < _MAX_RECOVERIES:
                     self._recover(index, error)
@@ -158,8 +185,8 @@ class GenerationPool:
             "engine.kv_cache_memory_mib or args.rollout_buffer_size, or give the worker more memory."
         ) from cause
 
-    def _recover(self, index: int, error: Exception | None) -> None:
-        """Wait for Ray's replacement of a worker and bring it to the current weights."""
+    def _recover(self, index: int, error: Exception | None) -> float:
+        """Wait for Ray's replacement of a worker and bring it to the current weights; returns the probe difference."""
         logger.warning(
             "generation worker %d of agent %d was lost (%s); restarting it with weight version %d",
             index,
@@ -168,18 +195,25 @@ class GenerationPool:
             self._version,
         )
         self.recoveries += 1
+        return self._bring_up(index, "the engine to restart")
+
+    def _bring_up(self, index: int, what: str) -> float:
+        """Wait until a worker that is starting is up, and bring it to the current weights."""
         worker = self.workers[index]
-        for attempt in range(_MAX_RECOVERIES + 1):
+        attempt = 0
+        while True:
             try:
-                self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to restart")
-                if self._snapshot is not None:
-                    push = worker.push.remote(self._snapshot, True)
-                    self._wait(push, self._generate_timeout_s, index, "weights to load")
-                return
+                self._wait(worker.ready.remote(), self._start_timeout_s, index, what)
+                if self._snapshot is None:
+                    return 0.0
+                push = worker.push.remote(self._snapshot, True)
+                gap: float = self._wait(push, self._generate_timeout_s, index, "weights to load")
+                return gap
             except RayActorError as again:
-                if attempt == _MAX_RECOVERIES:
+                attempt += 1
+                if attempt > _MAX_RECOVERIES:
                     raise WorkerLostError(
-                        f"generation worker {index} of agent {self._agent_idx} could not be restarted: {again}"
+                        f"generation worker {index} of agent {self._agent_idx} could not be started: {again}"
                     ) from again
 
     def _wait(self, ref: Any, seconds: float, index: int, what: str) -> Any:

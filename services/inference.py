@@ -17,8 +17,9 @@ from services.composition import formatters_of
 from services.config import CommonRun, ConfigError, RunConfig, load_config
 from services.data import load_rows
 from services.evaluation import Evaluator
-from services.launch import Sources, launch_generation, sampling_of
+from services.launch import engines_alone, sampling_of
 from services.rollouts import collector_of
+from services.room import Sources
 from services.run_folder import RunFolder
 
 
@@ -116,11 +117,8 @@ def _engines(run: RunFolder, config: RunConfig, checkpoint: str | None) -> Itera
     folder = _models_folder(run, checkpoint)
     single = not (folder / "agent_0").is_dir()
     agents = [str(folder) if single else str(folder / f"agent_{i}") for i in range(config.args.num_agents)]
-    generation = launch_generation(config, Sources(agents, agents, [], []))
-    try:
+    with engines_alone(config, Sources(agents, agents, [], [])) as generation:
         yield generation
-    finally:
-        generation.shutdown()
 
 
 def _models_folder(run: RunFolder, checkpoint: str | None) -> Path:

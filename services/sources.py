@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.composition import Models
-from services.launch import Sources
+from services.room import Sources
 
 
 def resolve_sources(

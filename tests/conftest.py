@@ -85,6 +85,12 @@ def ray_cluster() -> Iterator[None]:
     """One real Ray on this machine, with more logical CPUs than cores so that tests need not wait for one another."""
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="WARNING", object_store_memory=500 * 2**20)
+    ray.init(
+        "local",  # never a cluster that something else has left behind
+        num_cpus=8,
+        include_dashboard=False,
+        logging_level="WARNING",
+        object_store_memory=500 * 2**20,
+    )
     yield
     ray.shutdown()

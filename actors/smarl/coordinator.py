@@ -147,11 +147,11 @@ class SMARLCoordinator:
             the agents' actors and critics of each push, in the order of `firsts`.
         """
         pushes = list(range(len(firsts)))
-        order = sorted(pushes, key=lambda push: firsts[push]) if self._spec.ordered else pushes
+        numbered = sorted(pushes, key=lambda push: firsts[push])
         actors = [np.array(rows[2 * push]) for push in pushes]
         critics = [np.array(rows[2 * push + 1]) for push in pushes]
-        distances = np.concatenate([self._distances(actors[push], critics[push]) for push in order])
-        for push in order:
+        distances = np.concatenate([self._distances(actors[push], critics[push]) for push in numbered])
+        for push in numbered if self._spec.ordered else pushes:
             for centre, agents in ((self._actor, actors[push]), (self._critic, critics[push])):
                 sync_with_centre(torch.from_numpy(centre), torch.from_numpy(agents), self._spec.tau)
         back = [part for push in pushes for part in (actors[push], critics[push])]

@@ -216,14 +216,16 @@ class _Table:
     ) -> NDArray[np.int64]:
         if pointer is None:
             return np.zeros(now.individual.shape[:2], np.int64)
-        noise = gumbel_noise(self._stream(Purpose.TARGETS), now.target_mask.shape)
+        # A copy whose episode is over may allow no target at all; any will do there.
+        mask = now.target_mask | ~now.target_mask.any(-1, keepdims=True)
+        noise = gumbel_noise(self._stream(Purpose.TARGETS), mask.shape)
         if self._spec.target_policy == "random":
-            anywhere: NDArray[np.int64] = np.where(now.target_mask, noise, -np.inf).argmax(-1)
+            anywhere: NDArray[np.int64] = np.where(mask, noise, -np.inf).argmax(-1)
             return anywhere
         with torch.no_grad():
             chosen, _ = pointer.decode(
                 torch.from_numpy(now.universal),
-                torch.from_numpy(now.target_mask),
+                torch.from_numpy(mask),
                 temperature=self._spec.target_temperature,
                 noise=None if how is None else torch.from_numpy(noise),
             )

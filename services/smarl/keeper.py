@@ -6,20 +6,23 @@ Owns the coordinator's last state and the journal of what was asked of it since.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorAlreadyExistsError, ObjectLostError, RayActorError
 
 from actors.generation_pool import WorkerLostError
 from actors.smarl.coordinator import CoordinatorSpec, SMARLCoordinator
-from services.smarl.remote_control import NAMESPACE
+from services.remote_control import NAMESPACE
 from services.waiting import fetch, wait_all
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
+_LONGEST_JOURNAL = 200
+"""Calls after which a state is taken in any case; the journal keeps all that they brought."""
 _REMEDY = "Raise workers.timeout_s if it needs longer."
 
 
@@ -61,14 +64,14 @@ class CoordinatorKeeper:
         self._unanswered.append(self._call(method, args))
 
     def settle(self) -> None:
-        """Wait for everything told later; its errors are raised here."""
-        unanswered, self._unanswered = self._unanswered, []
-        if not unanswered:
-            return
-        try:
-            fetch(unanswered, "the coordinator", self._timeout_s, _REMEDY)
-        except RayActorError as error:
-            self._succeed(error)  # the journal holds what was told
+        """Wait for everything told later; its errors are raised here.
+
+        Raises:
+            ObjectLostError: what it was told of was lost with its node.
+        """
+        self._answered()
+        if len(self._journal) >= _LONGEST_JOURNAL:
+            self.remember()
 
     def sync(self, firsts: Sequence[int], rows: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Soft updates; `rows` are references.  Returns the distances [N], and references to the agents' new rows."""
@@ -95,18 +98,33 @@ class CoordinatorKeeper:
 
     def remember(self) -> None:
         """Take a state from which a successor starts; forget the journal."""
-        self.settle()
-        self._state = self.reference("state")
+        self._answered()
+        # On the driver's node: what lies on the coordinator's would be lost together with it.
+        self._state = ray.put(self.ask("state"))
         self._journal.clear()
+
+    def mend(self) -> None:
+        """Have a coordinator that lives, and expect no answer any more."""
+        self._unanswered = []
+        self.ask("ready")
 
     def shutdown(self) -> None:
         ray.kill(self._handle, no_restart=True)
 
     def _start(self) -> Any:
         actor = ray.remote(SMARLCoordinator).options(**self._options)
-        handle = actor.remote(self._spec, self._num_agents)
+        handle = call_when_free(lambda: actor.remote(self._spec, self._num_agents), self._timeout_s)
         fetch([handle.ready.remote()], "the coordinator to start", self._timeout_s, _REMEDY)
         return handle
+
+    def _answered(self) -> None:
+        unanswered, self._unanswered = self._unanswered, []
+        if not unanswered:
+            return
+        try:
+            fetch(unanswered, "the coordinator", self._timeout_s, _REMEDY)
+        except RayActorError as error:
+            self._succeed(error)  # the journal holds what was told
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         return getattr(self._handle, method).remote(*args)
@@ -120,21 +138,57 @@ class CoordinatorKeeper:
                 return attempt()
             except RayActorError as error:
                 self._succeed(error)
-        raise WorkerLostError(
-            f"the coordinator died {_ATTEMPTS} times in a row; continue from the last checkpoint with "
-            "`greenroom train --resume RUN_DIR`, on a node with more memory if that was what it lacked"
-        )
+        raise _lost()
 
     def _succeed(self, error: RayActorError) -> None:
-        """Start a successor from the last state, and tell it again what was told since."""
-        self.restarts += 1
-        logger.warning("the coordinator died (%s); a successor takes over", error)
-        self._unanswered = []
+        """Have a successor that stands where the lost one stood; it may be lost in turn while it catches up."""
+        for _ in range(_ATTEMPTS):
+            self.restarts += 1
+            logger.warning("the coordinator died (%s); a successor takes over", error)
+            self._unanswered = []
+            ray.kill(self._handle, no_restart=True)  # it may only be out of reach
+            try:
+                self._start_successor()
+                return
+            except RayActorError as again:
+                error = again
+        raise _lost()
+
+    def _start_successor(self) -> None:
+        """Start from the last state, and tell again what was told since."""
         self._handle = self._start()
         calls = [] if self._state is None else [self._handle.load_state.remote(self._state)]
         for method, args in self._journal:
             returns = len(args) + 2 if method == "sync" else 1
             made = getattr(self._handle, method).options(num_returns=returns).remote(*args)
             calls.append(made[2] if method == "sync" else made)
-        if calls:
-            fetch(calls, "the coordinator's successor to catch up", self._timeout_s, _REMEDY)
+        forgotten = sum(not self._caught_up(call) for call in calls)
+        if forgotten:
+            logger.warning("%d calls of the coordinator were lost with what they brought to it", forgotten)
+
+    def _caught_up(self, call: Any) -> bool:
+        """Wait for a call that is made again; False if what it brings was on a node that died."""
+        try:
+            fetch([call], "the coordinator's successor to catch up", self._timeout_s, _REMEDY)
+        except ObjectLostError:
+            return False
+        return True
+
+
+def _lost() -> WorkerLostError:
+    return WorkerLostError(
+        f"the coordinator died {_ATTEMPTS} times in a row; continue from the last checkpoint with "
+        "`greenroom train --resume RUN_DIR`, on a node with more memory if that was what it lacked"
+    )
+
+
+def call_when_free(start: Callable[[], Any], seconds: float) -> Any:
+    """Start a named actor; a predecessor whose end is not known everywhere yet may hold the name for a moment."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return start()
+        except ActorAlreadyExistsError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)

@@ -11,12 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ray.exceptions import ObjectLostError
 
 from actors.smarl.chunk import Progress
-from services.checkpoint import CheckpointStore
+from services.checkpoint import AfterRound, CheckpointStore
 from services.config import SMARLRunConfig
 from services.metrics import MetricsLogger
 from services.smarl.blueprint import exploration_at
@@ -83,7 +85,7 @@ class TeamLoop:
         self._checkpointed = state.episode
         self._has_targets = system.runners.has_targets
 
-    def run(self, max_rounds: int | None = None) -> None:
+    def run(self, max_rounds: int | None = None, after_round: AfterRound | None = None) -> None:
         """Train.
 
         A signal ends the run after the episodes being played; an error, wherever it strikes, after the agents' present
@@ -98,6 +100,8 @@ class TeamLoop:
                         return
                     self._round()
                     rounds += 1
+                    if after_round is not None:
+                        after_round(lambda: self._checkpoint("asked for"))
                     self._signals.raise_if_asked()
             except BaseException as error:
                 self._rescue(error)
@@ -116,6 +120,13 @@ class TeamLoop:
             except RunnerLostError:
                 if attempt + 1 == _ATTEMPTS:
                     raise
+            except ObjectLostError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise RunnerLostError(
+                        f"what actors had made was lost with their node {_ATTEMPTS} times in a row: {error}"
+                    ) from error
+                logger.warning("a node died with what its actors had made; the episodes begin again")
+                self._system.mend()
         self.state.episode = episodes[-1] + 1
         self.state.env_steps += measured.env_steps
         targets = self._train_targets(episodes, measured)
@@ -222,10 +233,7 @@ class TeamLoop:
                 system.remove_agents(range(wanted, present))
         requests: list[tuple[int, list[int]]] = system.keeper.ask("take_requests")
         for add, remove in requests:
-            if remove:
-                system.remove_agents(remove)
-            if add:
-                system.add_agents(add)
+            system.change_team(add, remove)
         if due or requests:
             logger.info("episode %d: %d agents", self.state.episode, system.num_agents)
 
@@ -239,13 +247,15 @@ class TeamLoop:
             "eval/team_return_mean": float(returns.sum(1).mean()),
         }
 
-    def _checkpoint(self, reason: str) -> None:
-        if self._checkpointed == self.state.episode and self._to.checkpoints.latest() is not None:
-            return
+    def _checkpoint(self, reason: str) -> Path:
+        latest = self._to.checkpoints.latest()
+        if self._checkpointed == self.state.episode and latest is not None:
+            return latest
         self.state.reason = reason
         path = self._to.checkpoints.write(self.state, lambda folder: self._system.save(str(folder)))
         self._checkpointed = self.state.episode
         logger.info("checkpoint %s (%s)", path, reason)
+        return path
 
     def _rescue(self, error: BaseException) -> None:
         """Leave a checkpoint; a second failure must not hide the first."""

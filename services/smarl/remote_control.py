@@ -1,34 +1,13 @@
-"""Changes the team of a SMARL run that another process trains.
-
-Ray is imported late: how to authenticate with a cluster is read from the environment when it is.
-"""
+"""Changes the team of a SMARL run that another process trains."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.config.base import ConfigError
+from services.remote_control import actor_of
 from services.run_folder import RunFolder
-
-NAMESPACE = "greenroom"
-"""Of all named actors."""
-
-_KNOCK_SECONDS = 10.0
-
-
-def leave_address(run: RunFolder) -> None:
-    """Write down, in the process that trains, where others find its cluster."""
-    import ray
-
-    where = {
-        "address": ray.get_runtime_context().gcs_address,
-        "auth_mode": os.environ.get("RAY_AUTH_MODE"),
-    }
-    run.cluster_file.write_text(json.dumps(where) + "\n")
 
 
 def coordinator_name(run: str) -> str:
@@ -46,24 +25,9 @@ def change_team(run_dir: str | Path, *, add: int, remove: Sequence[int], address
         ConfigError: no such run is running there, or the change cannot be made.
     """
     run = RunFolder.open(run_dir)
-    if address is None and run.cluster_file.is_file():
-        where = json.loads(run.cluster_file.read_text())
-        address = where["address"]
-        if where["auth_mode"]:
-            os.environ.setdefault("RAY_AUTH_MODE", where["auth_mode"])
-    import ray
+    coordinator = actor_of(run, coordinator_name(run.path.name), address=address)
+    from services.waiting import fetch  # imports Ray
 
-    from services.waiting import fetch
-
-    try:
-        _knock(address)
-        if not ray.is_initialized():
-            ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
-        coordinator = ray.get_actor(coordinator_name(run.path.name), namespace=NAMESPACE)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"{run.path.name} is not running on the Ray cluster at {address or 'this machine'} ({_reason(error)})"
-        ) from None
     try:
         answer = fetch(
             [coordinator.request.remote(add, list(remove))], "the coordinator", 60, "Is the run alive?"
@@ -71,22 +35,3 @@ def change_team(run_dir: str | Path, *, add: int, remove: Sequence[int], address
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return int(answer[0])
-
-
-def _knock(address: str | None) -> None:
-    """Ray looks for a cluster that is gone for minutes; a closed port tells at once.
-
-    Raises:
-        ConnectionError: nobody listens at `address`.
-    """
-    host, _, port = (address or "").rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
-    except OSError as error:
-        raise ConnectionError(str(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

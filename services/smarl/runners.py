@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from actors.smarl.chunk import Progress
 from actors.smarl.runner import RunnerSpec, TeamRunner
@@ -21,6 +22,7 @@ from services.waiting import fetch
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPTS = 3
 _REMEDY = "Raise workers.timeout_s if the environment needs longer."
 
 
@@ -52,6 +54,7 @@ class RunnerGroup:
     """`count` runners with `envs` environment copies each.
 
     Args:
+        options: Ray options of each runner.
         target_weights: returns a reference to the target network's weights, for a new runner; None without one.
     """
 
@@ -61,18 +64,18 @@ class RunnerGroup:
         count: int,
         envs: int,
         num_agents: int,
-        options: dict[str, Any],
+        options: Callable[[int], dict[str, Any]],
         timeout_s: float,
         target_weights: Callable[[], Any] | None,
     ) -> None:
         self._spec, self._envs, self._num_agents, self._timeout_s = spec, envs, num_agents, timeout_s
-        self._actor = ray.remote(TeamRunner).options(**options, max_restarts=0)
+        self._options = options
         self._target_weights = target_weights
         self._runners: list[Any] = []
         self._playing: list[Any] = []
         self._progress: dict[Any, Progress] = {}
         self.restarts = 0
-        self._runners = [self._hire() for _ in range(count)]
+        self._runners = [self._hire(k) for k in range(count)]
         fetch([r.ready.remote() for r in self._runners], "environment runners to start", timeout_s, _REMEDY)
 
     @property
@@ -88,17 +91,25 @@ class RunnerGroup:
         """Bring every runner to the target network's present weights."""
         if self._target_weights is None:
             return
-        weights = self._target_weights()
-        self._ask(
-            [r.set_target.remote(weights) for r in self._runners], self._runners, "runners to take weights"
-        )
+        for _ in range(_ATTEMPTS):
+            weights = self._target_weights()
+            calls = [r.set_target.remote(weights) for r in self._runners]
+            # A successor starts with them.
+            with suppress(RunnerLostError, ObjectLostError):
+                self._ask(calls, self._runners, "runners to take weights")
+                return
+        raise RunnerLostError("environment runners could not be brought to the target network's weights")
 
     def seat(self, num_agents: int) -> None:
         """From the next episode on there are `num_agents` agents."""
         self._num_agents = num_agents
-        self._ask(
-            [r.seat.remote(num_agents) for r in self._runners], self._runners, "runners to change the team"
-        )
+        calls = [r.seat.remote(num_agents) for r in self._runners]
+        with suppress(RunnerLostError):  # a successor starts with the new team
+            self._ask(calls, self._runners, "runners to change the team")
+
+    def mend(self) -> None:
+        """Replace who has died."""
+        self._replace(self._runners)
 
     def start(self, episodes: Sequence[int]) -> None:
         """Begin `episodes`, dealt to the runners in order; runners without one stay idle."""
@@ -113,6 +124,7 @@ class RunnerGroup:
 
         Raises:
             RunnerLostError: a runner died.
+            ObjectLostError: the actors to play with were lost with their node.
         """
         playing = [r for r in self._playing if r not in self._progress or not self._progress[r].over.all()]
         returns = [r.collect.options(num_returns=3).remote(steps, how, *actors) for r in playing]
@@ -144,8 +156,9 @@ class RunnerGroup:
             ray.kill(runner, no_restart=True)
         self._runners = []
 
-    def _hire(self) -> Any:
-        runner = self._actor.remote(self._spec, self._num_agents, self._envs)
+    def _hire(self, number: int) -> Any:
+        start = ray.remote(TeamRunner).options(**self._options(number), max_restarts=0)
+        runner = start.remote(self._spec, self._num_agents, self._envs)
         if self._target_weights is not None:
             # A failure shows with the first step that is asked of it.
             runner.set_target.remote(self._target_weights())
@@ -162,10 +175,12 @@ class RunnerGroup:
 
     def _replace(self, asked: list[Any]) -> None:
         """New runners for those that have died."""
-        for runner in asked:
+        for runner in list(asked):
             try:
                 fetch([runner.ready.remote()], "an environment runner", self._timeout_s, _REMEDY)
             except RayActorError:
                 logger.warning("an environment runner died; a new one begins its episodes again")
                 self.restarts += 1
-                self._runners[self._runners.index(runner)] = self._hire()
+                ray.kill(runner, no_restart=True)  # it may only be out of reach, and would keep its place
+                number = self._runners.index(runner)
+                self._runners[number] = self._hire(number)

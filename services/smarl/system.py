@@ -6,16 +6,18 @@ Owns the order in which they are told of a change.  When a change is due is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
+from ray.exceptions import ObjectLostError
 
 from services.config import SMARLRunConfig
 from services.launch import connect
-from services.placement import PlacementError
+from services.shared_folder import check_shared
 from services.smarl.blueprint import Blueprint
 from services.smarl.keeper import CoordinatorKeeper
+from services.smarl.places import TeamPlaces
 from services.smarl.runners import RunnerGroup
 from services.smarl.workers import WorkerGroup
 
@@ -26,33 +28,50 @@ class TeamSystem:
     Args:
         name: under which other processes find the coordinator.
         checkpoint: folder of a checkpoint to continue from.
+        folder: into which the actors write; None if they never do.
 
     Raises:
         PlacementError: the cluster is too small.
+        ConfigError: a node does not see `folder`.
         WaitLimitError: an actor was not ready in time.
     """
 
     def __init__(
-        self, config: SMARLRunConfig, blueprint: Blueprint, name: str, checkpoint: str | None = None
+        self,
+        config: SMARLRunConfig,
+        blueprint: Blueprint,
+        name: str,
+        checkpoint: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         connect()
         self._config = config
-        workers = config.workers
-        first = next(iter(config.schedule.values()))
-        _check_fits(config)
-        options = {"num_cpus": workers.cpus_per_actor}
-        self.keeper = CoordinatorKeeper(blueprint.coordinator, first, name, options, workers.timeout_s)
+        self._has_targets = blueprint.space.has_targets
+        self._places = TeamPlaces(config)
+        try:
+            if folder is not None:
+                check_shared(folder, self._places.nodes())
+            self._start(blueprint, name, checkpoint)
+        except BaseException:
+            self._places.release()  # ends what has been started in it
+            raise
+
+    def _start(self, blueprint: Blueprint, name: str, checkpoint: str | None) -> None:
+        workers, places = self._config.workers, self._places
+        first = next(iter(self._config.schedule.values()))
+        self.keeper = CoordinatorKeeper(
+            blueprint.coordinator, first, name, places.coordinator(), workers.timeout_s
+        )
         self.workers = WorkerGroup(
             blueprint.worker,
             workers.agents_per_worker,
-            options,
+            places.worker,
             workers.timeout_s,
             lambda: self.keeper.ask("centre"),
         )
         if checkpoint is not None:
             self.keeper.ask("load", checkpoint)
         self.keeper.remember()
-        self._has_targets = blueprint.space.has_targets
         identities: list[int] = self.keeper.ask("identities")
         self.workers.start(identities, *self.keeper.ask("initial_rows"))
         if checkpoint is not None:
@@ -62,7 +81,7 @@ class TeamSystem:
             workers.num_env_runners,
             workers.envs_per_runner,
             len(identities),
-            options,
+            places.runner,
             workers.timeout_s,
             self._target_weights if self._has_targets else None,
         )
@@ -78,13 +97,19 @@ class TeamSystem:
 
     def add_agents(self, count: int) -> None:
         """`count` agents join, with the centre's parameters."""
-        self.workers.join(self.keeper.tell("join", count))
-        self.runners.seat(self.num_agents)
+        self.change_team(count, [])
 
     def remove_agents(self, numbers: Sequence[int]) -> None:
         """Agents `numbers` leave; the others are numbered from 0 again."""
-        self.keeper.tell("leave", list(numbers))
-        self.workers.leave(numbers)
+        self.change_team(0, numbers)
+
+    def change_team(self, add: int, remove: Sequence[int]) -> None:
+        """Agents `remove` leave, then `add` others join; environments only see who is there in the end."""
+        if remove:
+            self.keeper.tell("leave", list(remove))
+            self.workers.leave(remove)
+        if add:
+            self.workers.join(self.keeper.tell("join", add))
         self.runners.seat(self.num_agents)
 
     def sync(self) -> np.ndarray:
@@ -105,9 +130,19 @@ class TeamSystem:
         """Returns [episodes, N] without exploration: of the agents' own actors, or of the central one for all where
         the number of agents is not the present one."""
         if num_agents == self.num_agents:
-            return self.runners.evaluate(episodes, num_agents, self.workers.actors())
+            try:
+                return self.runners.evaluate(episodes, num_agents, self.workers.actors())
+            except ObjectLostError:
+                self.mend()
+                return self.runners.evaluate(episodes, num_agents, self.workers.actors())
         actor, _ = self.keeper.ask("centre")
         return self.runners.evaluate(episodes, num_agents, [actor[None]])
+
+    def mend(self) -> None:
+        """After a node died: replace who was on it, and let go of what was lost with it."""
+        self.keeper.mend()
+        self.workers.mend()
+        self.runners.mend()
 
     def save(self, folder: str) -> None:
         """Write everything that learning moves into `folder`."""
@@ -116,23 +151,10 @@ class TeamSystem:
         self.workers.save(folder)
 
     def shutdown(self) -> None:
-        """End every actor; safe to call when some have died."""
+        """End every actor and give the room back; safe to call when some have died."""
         for part in (self.runners, self.workers, self.keeper):
             part.shutdown()
+        self._places.release()
 
     def _target_weights(self) -> Any:
         return self.keeper.reference("target_weights")
-
-
-def _check_fits(config: SMARLRunConfig) -> None:
-    """The most agents of the schedule must find a place, so that a run does not stop where they join."""
-    workers = config.workers
-    most = max(config.schedule.values())
-    per_worker = workers.agents_per_worker or most
-    actors = 1 + -(-most // per_worker) + workers.num_env_runners
-    needed, there = actors * workers.cpus_per_actor, ray.cluster_resources().get("CPU", 0)
-    if needed > there + 1e-6:
-        raise PlacementError(
-            f"the run's {actors} actors need {needed:g} cpus, the cluster has {there:g}: add nodes, or lower "
-            "workers.cpus_per_actor or workers.num_env_runners, or raise workers.agents_per_worker"
-        )

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from services.checkpoint import CheckpointError, CheckpointStore
+from services.checkpoint import AfterRound, CheckpointError
 from services.config import ConfigError, SMARLConfig, SMARLRunConfig, dump_config, parse_config
 from services.metrics import MetricsLogger
 from services.progress import Progress
+from services.remote_control import leave_address
 from services.run_folder import RunFolder
 from services.smarl.blueprint import draw
 from services.smarl.loop import TeamLoop, TeamRecorders, TeamState
 from services.smarl.plot import plot_returns
-from services.smarl.remote_control import coordinator_name, leave_address
+from services.smarl.remote_control import coordinator_name
 from services.smarl.system import TeamSystem
+from services.storage import checkpoints_of, leave_final_copy
 
 
 class SMARLTrainer:
@@ -79,17 +81,24 @@ class SMARLTrainer:
             raise RuntimeError("the actors are started by train() or evaluate(); neither has been called yet")
         return self._system
 
-    def train(self, *, resume_from: str | Path | None = None, max_updates: int | None = None) -> Path:
+    def train(
+        self,
+        *,
+        resume_from: str | Path | None = None,
+        max_updates: int | None = None,
+        after_round: AfterRound | None = None,
+    ) -> Path:
         """Train to the end of the configured episodes, or for `max_updates` more rounds of episodes side by side.
 
         Args:
             resume_from: a run folder; training goes on from its newest checkpoint.
+            after_round: called between two rounds; what it raises ends the training.
 
         Returns:
             The run folder.
         """
         run = self._open_run(resume_from)
-        checkpoints = CheckpointStore(run.checkpoints, self.config.keep_checkpoints)
+        checkpoints = checkpoints_of(run, self.config)
         checkpoint = None if resume_from is None else checkpoints.latest()
         if resume_from is not None and checkpoint is None:
             raise CheckpointError(f"{run.path} has no complete checkpoint to resume from")
@@ -116,11 +125,14 @@ class SMARLTrainer:
             )
 
         try:
-            TeamLoop(self.config, system, TeamRecorders(logger, checkpoints, show), state).run(max_updates)
+            TeamLoop(self.config, system, TeamRecorders(logger, checkpoints, show), state).run(
+                max_updates, after_round
+            )
         finally:
             logger.close()
             progress.close()
             plot_returns(run.path)
+        leave_final_copy(run, self.config)
         return run.path
 
     def evaluate(
@@ -185,5 +197,8 @@ class SMARLTrainer:
         """The running system; started on first use, kept until `shutdown`."""
         if self._system is None:
             name = "evaluation" if self._run is None else self._run.path.name
-            self._system = TeamSystem(self.config, self._blueprint, coordinator_name(name), checkpoint)
+            folder = None if self._run is None else self._run.path
+            self._system = TeamSystem(
+                self.config, self._blueprint, coordinator_name(name), checkpoint, folder
+            )
         return self._system

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from actors.generation_pool import WorkerLostError
 from actors.smarl.worker import METRICS, DDPGWorker, WorkerSpec
@@ -27,6 +28,7 @@ _REMEDY = "Raise workers.timeout_s if it needs longer."
 @dataclass(slots=True)
 class _Member:
     handle: Any
+    seat: int
     identities: list[int]
     actor: Any
     """Reference to its agents' actors [K, Pa] as they are now."""
@@ -37,7 +39,7 @@ class WorkerGroup:
     """Workers with up to `per_worker` agents each (None: one worker with all).
 
     Args:
-        options: Ray options of a worker.
+        options: Ray options of the worker in a seat; seats are counted from 0, and one that is left is taken again.
         centre: returns the centre's actor [Pa] and critic [Pc], from which a lost worker's successor starts.
     """
 
@@ -45,12 +47,12 @@ class WorkerGroup:
         self,
         spec: WorkerSpec,
         per_worker: int | None,
-        options: dict[str, Any],
+        options: Callable[[int], dict[str, Any]],
         timeout_s: float,
         centre: Callable[[], tuple[np.ndarray, np.ndarray]],
     ) -> None:
         self._spec, self._per_worker, self._timeout_s = spec, per_worker, timeout_s
-        self._actor = ray.remote(DDPGWorker).options(**options, max_restarts=0)
+        self._options = options
         self._centre = centre
         self._members: list[_Member] = []
         self.restarts = 0
@@ -127,8 +129,15 @@ class WorkerGroup:
             lambda member: member.handle.pull.remote(member.actor, member.critic), "DDPG workers to pull"
         )
 
+    def mend(self) -> None:
+        """Replace who has died, and let go of parameters that were lost with a node."""
+        self._roll_call()
+        for member in self._members:
+            self._refresh(member)
+
     def leave(self, numbers: Sequence[int]) -> None:
         """Agents `numbers` leave; a worker without agents ends."""
+        self._roll_call()
         gone = set(numbers)
         for member, first in zip(list(self._members), self.firsts, strict=True):
             own = [k for k in range(len(member.identities)) if first + k in gone]
@@ -146,19 +155,21 @@ class WorkerGroup:
 
     def join(self, identities: Sequence[int]) -> None:
         """New agents, who start from the centre: first where there is room at the end, then in new workers."""
+        self._roll_call()
         actor, critic = self._centre()
+        size = self._per_worker or self.num_agents + len(identities)
         left = list(identities)
         while left:
-            last = self._members[-1]
-            room = len(left) if self._per_worker is None else self._per_worker - len(last.identities)
-            if room > 0:
+            last = self._members[-1] if self._members else None
+            room = 0 if last is None else size - len(last.identities)
+            if last is not None and room > 0:
                 joining, left = left[:room], left[room:]
                 rows = (_repeated(actor, len(joining)), _repeated(critic, len(joining)))
                 fetch([last.handle.join.remote(joining, *rows)], "an agent to join", self._timeout_s, _REMEDY)
                 last.identities += joining
                 self._refresh(last)
             else:
-                joining, left = left[: self._per_worker], left[self._per_worker :]
+                joining, left = left[:size], left[size:]
                 rows = (_repeated(actor, len(joining)), _repeated(critic, len(joining)))
                 self._members.append(self._hire(joining, *rows))
         self._renumber()
@@ -183,9 +194,18 @@ class WorkerGroup:
             ray.kill(member.handle, no_restart=True)
         self._members = []
 
-    def _hire(self, identities: Sequence[int], actor: np.ndarray, critic: np.ndarray) -> _Member:
-        handle = self._actor.remote(self._spec, list(identities), actor, critic)
-        return _Member(handle, list(identities), ray.put(actor), ray.put(critic))
+    def _hire(
+        self, identities: Sequence[int], actor: np.ndarray, critic: np.ndarray, seat: int | None = None
+    ) -> _Member:
+        if seat is None:
+            taken = {member.seat for member in self._members}
+            seat = next(k for k in count() if k not in taken)
+        start = ray.remote(DDPGWorker).options(**self._options(seat), max_restarts=0)
+        handle = start.remote(self._spec, list(identities), actor, critic)
+        return _Member(handle, seat, list(identities), ray.put(actor), ray.put(critic))
+
+    def _roll_call(self) -> None:
+        self._everyone(lambda member: member.handle.ready.remote(), "DDPG workers to answer")
 
     def _refresh(self, member: _Member) -> None:
         member.actor, member.critic = member.handle.parameters.options(num_returns=2).remote()
@@ -197,16 +217,24 @@ class WorkerGroup:
         fetch(calls, "DDPG workers to start", self._timeout_s, _REMEDY)
 
     def _everyone(self, call: Callable[[_Member], Any], what: str) -> list[Any]:
-        """Every worker's answer to `call`; who dies is replaced and asked again."""
+        """Every worker's answer to `call`; who dies is replaced and asked again.
+
+        Raises:
+            ObjectLostError: something that a worker was to read was lost with its node.
+        """
         answers: list[Any] = [None] * len(self._members)
         asked = {k: call(member) for k, member in enumerate(self._members)}
         for _ in range(_ATTEMPTS):
             wait_all(list(asked.values()), what, self._timeout_s, _REMEDY)
-            lost: dict[int, RayActorError] = {}
+            lost: dict[int, RayError] = {}
             for k, ref in asked.items():
                 try:
                     answers[k] = ray.get(ref, timeout=self._timeout_s)
                 except RayActorError as error:
+                    lost[k] = error
+                except ObjectLostError as error:
+                    if isinstance(error, RayTaskError):
+                        raise  # what the worker was given is lost, not the worker
                     lost[k] = error
             if not lost:
                 return answers
@@ -218,7 +246,7 @@ class WorkerGroup:
             "checkpoint with `greenroom train --resume RUN_DIR`"
         )
 
-    def _replace(self, member: _Member, error: RayActorError) -> None:
+    def _replace(self, member: _Member, error: RayError) -> None:
         """A successor for the same agents under the same numbers, from the centre's parameters."""
         self.restarts += 1
         first = self.firsts[self._members.index(member)]
@@ -226,7 +254,8 @@ class WorkerGroup:
             "the DDPG worker of agents %s died (%s); replaced from the centre", _span(member, first), error
         )
         actor, critic = (_repeated(row, len(member.identities)) for row in self._centre())
-        successor = self._hire(member.identities, actor, critic)
+        ray.kill(member.handle, no_restart=True)  # it may only be out of reach, and would keep its place
+        successor = self._hire(member.identities, actor, critic, member.seat)
         member.handle, member.actor, member.critic = successor.handle, successor.actor, successor.critic
         fetch([member.handle.number_from.remote(first)], "a replaced worker", self._timeout_s, _REMEDY)
 

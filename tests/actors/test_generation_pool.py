@@ -111,6 +111,33 @@ def test_a_worker_that_hangs_is_replaced_and_its_prompts_sampled_again(
         pool._generate_timeout_s = limit
 
 
+def test_more_or_fewer_workers_sample_the_same_with_the_present_weights(
+    ray_cluster: None, small_model: Path, snapshots: tuple[object, object]
+) -> None:
+    spec = EngineSpec("transformers", str(small_model), str(small_model))
+    options = {"num_cpus": 0.1}
+    pool = GenerationPool(0, spec, [options], start_timeout_s=120, generate_timeout_s=60)
+    try:
+        pool.wait_ready()
+        pool.confirm(pool.push(snapshots[1], 2, verify=True))
+        expected = sample(pool)
+        pool.resize([options] * 3)
+        assert len(pool.workers) == 3
+        assert sample(pool) == expected
+        ended = pool.workers[1]
+        pool.resize([options])
+        assert sample(pool) == expected
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(ended.ready.remote(), timeout=30)
+        pool._start_timeout_s = 0.01
+        with pytest.raises(WaitLimitError, match="the engine to start of generation worker 1"):
+            pool.resize([options] * 2)
+        assert len(pool.workers) == 1
+        assert sample(pool) == expected
+    finally:
+        pool.shutdown()
+
+
 def test_a_wait_that_passes_its_limit_says_what_it_waited_for(ray_cluster: None, small_model: Path) -> None:
     spec = EngineSpec("transformers", str(small_model), str(small_model))
     pool = GenerationPool(3, spec, [{"num_cpus": 0.1}], start_timeout_s=0.01, generate_timeout_s=60)

@@ -172,6 +172,17 @@ def test_a_joining_agent_starts_from_the_centre(tmp_path: Path) -> None:
         np.testing.assert_array_equal(after[name][3:], np.stack([row, row]))
 
 
+def test_all_agents_may_leave_where_others_join_with_the_same_request(tmp_path: Path) -> None:
+    with trainer(tmp_path, workers={"agents_per_worker": 2}) as run:
+        run.train(max_updates=1)
+        actor, _ = run.system.keeper.ask("centre")
+        run.system.change_team(3, [0, 1, 2])
+        assert run.system.keeper.ask("identities") == [3, 4, 5]
+        assert run.system.workers.firsts == [0, 2]
+        np.testing.assert_array_equal(run.system.workers.states()["actor"], np.stack([actor] * 3))
+        assert run.evaluate(episodes=2)["num_agents"] == 3
+
+
 def test_the_team_changes_on_request_while_the_run_trains(tmp_path: Path) -> None:
     with trainer(tmp_path, args={"num_episodes": 400}) as run:
         thread = threading.Thread(target=run.train)
