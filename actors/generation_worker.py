@@ -57,6 +57,7 @@ class EngineSpec:
     max_model_len: int | None = None
     kv_cache_memory_mib: int | None = None
     gpu_memory_utilization: float | None = None
+    tensor_parallel_size: int = 1
     enforce_eager: bool = False
     trust_remote_code: bool = False
     truncate_prompts: bool = False
@@ -155,6 +156,7 @@ def _build_engine(spec: EngineSpec, dtype: str) -> Engine:
         spec.model,
         kv_cache_memory_mib=spec.kv_cache_memory_mib,
         gpu_memory_utilization=spec.gpu_memory_utilization,
+        tensor_parallel_size=spec.tensor_parallel_size,
         enforce_eager=spec.enforce_eager,
         **common,
     )

@@ -30,6 +30,7 @@ class VLLMEngine:
         kv_cache_memory_mib: size of the key/value cache; None lets vLLM use what `gpu_memory_utilization` allows on
             a GPU, and 256 MiB on a CPU.
         gpu_memory_utilization: share of the GPU's memory for this engine; None is vLLM's default.
+        tensor_parallel_size: GPUs (on a CPU: processes) over which the model is spread.
         enforce_eager: skip compilation: starts faster, generates somewhat slower.
     """
 
@@ -41,6 +42,7 @@ class VLLMEngine:
         max_model_len: int | None = None,
         kv_cache_memory_mib: int | None = None,
         gpu_memory_utilization: float | None = None,
+        tensor_parallel_size: int = 1,
         enforce_eager: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
@@ -66,7 +68,9 @@ class VLLMEngine:
             dtype=dtype,
             max_model_len=max_model_len,
             skip_tokenizer_init=True,  # the worker owns the tokenizer; the engine sees token ids only
-            distributed_executor_backend="uni",
+            # One device: in this process.  Several: processes of its own, which end when this one does.
+            distributed_executor_backend="uni" if tensor_parallel_size == 1 else "mp",
+            tensor_parallel_size=tensor_parallel_size,
             worker_extension_cls="actors.weights.WeightPush",
             # The sampled token's log-probability before temperature and top-p: that of the policy being trained.
             logprobs_mode="raw_logprobs",

@@ -21,9 +21,10 @@ from learners.losses import critic_loss
 from learners.minibatch_means import MiniBatchMeans
 from learners.models import dtype_of, prepare_for_training
 from learners.optimiser import Optimiser
-from learners.padding import Rows, TextInputs, lengths_of, pad_texts, plan_micro_batches
+from learners.padding import MicroBatch, Rows, TextInputs, deal_micro_batches, lengths_of, pad_texts
+from learners.ranks import ALONE, Ranks
 from learners.samples import IntArray, MiniBatches
-from learners.value_head import ValueHead
+from learners.value_head import ValueHead, save_head
 
 Floats = NDArray[np.floating[Any]]
 """float64 for a float64 model, else float32."""
@@ -53,34 +54,39 @@ class Critic:
         value_loss_coef: float = 0.6,
         micro_batch_tokens: int = 16384,
         gradient_checkpointing: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Takes `backbone` over; of a causal language model only the part below the head is used and trained.
 
         `micro_batch_tokens` bounds the padded tokens of one forward pass; it changes memory and speed, not
-        results.
+        results.  `ranks` are the processes that train this critic together.
         """
         self.name = name
         self.device = torch.device(device)
-        self.backbone = base_of(backbone).to(self.device)
+        self._ranks = ranks
+        base = base_of(backbone)
+        self._dtype = torch.promote_types(dtype_of(base), torch.float32)
+        self.backbone = ranks.place(base, self.device)
         self.updates_done = 0
         self._value_loss_coef = value_loss_coef
         self._micro_batch_tokens = micro_batch_tokens
-        self._dtype = torch.promote_types(dtype_of(self.backbone), torch.float32)
-        self.value_head = value_head.to(self.device, self._dtype)
+        self.value_head = value_head.to(self._dtype)
+        ranks.place(self.value_head, self.device)
         self._accepted = accepted_arguments(self.backbone)
         prepare_for_training(self.backbone, gradient_checkpointing=gradient_checkpointing)
-        self._optimiser = Optimiser(
-            [*self.backbone.parameters(), *self.value_head.parameters()], learning_rate, learner=name
-        )
+        parameters = [*self.backbone.parameters(), *self.value_head.parameters()]
+        self._optimiser = Optimiser(parameters, learning_rate, learner=name, ranks=ranks)
 
     def values(self, texts: Sequence[IntArray]) -> Floats:
         """Values [n] of `n` texts, without gradient; a text that occurs several times is read once."""
         distinct, which = _distinct(texts)
         values = np.zeros(len(distinct), dtype=torch.empty(0, dtype=self._dtype).numpy().dtype)
         with torch.no_grad():
-            for rows in self._micro_batches(distinct):
-                values[rows] = self._forward(distinct, rows).cpu().numpy()
-        return values[which]
+            for part in self._micro_batches(distinct):
+                read = self._forward(distinct, part.rows)
+                if part.counts:
+                    values[part.rows] = read.cpu().numpy()
+        return self._ranks.sum_array(values)[which]
 
     def update(
         self, texts: Sequence[IntArray], td_targets: ArrayLike, minibatches: MiniBatches
@@ -101,16 +107,20 @@ class Critic:
             self._optimiser.zero_grad()
             members = np.asarray(minibatch, dtype=np.int64)
             distinct, which = _distinct([texts[i] for i in members])
-            for rows in self._micro_batches(distinct):
+            for part in self._micro_batches(distinct):
+                rows = part.rows
                 # Samples that share a text share its forward pass; each still has its own term in the loss.
                 here = np.flatnonzero(np.isin(which, rows))
                 row_of = np.empty(len(distinct), dtype=np.int64)
                 row_of[rows] = np.arange(len(rows))
                 value = self._forward(distinct, rows)[torch.from_numpy(row_of[which[here]]).to(self.device)]
                 loss = critic_loss(value, target[torch.from_numpy(members[here]).to(self.device)])
-                share = len(here) / len(members)
-                (loss * (self._value_loss_coef * share)).backward()  # type: ignore[no-untyped-call]
+                share = len(here) / len(members) if part.counts else 0.0
+                # Sharding takes the mean of the ranks' gradients; each has its own samples.
+                weight = share * self._ranks.size
+                (loss * (self._value_loss_coef * weight)).backward()  # type: ignore[no-untyped-call]
                 means.add(share, critic_loss=loss, value=value.mean())
+            means.reduce(self._ranks.sum)
             means.add(1.0, grad_norm=self._optimiser.step(means.current("critic_loss"), number))
             means.close(len(members))
         self.updates_done += 1
@@ -123,29 +133,34 @@ class Critic:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a bit-exact continuation needs, for `torch.save`.  The tensors are the live ones."""
+        """Everything a bit-exact continuation needs, for `torch.save`, on the rank that leads.  Tensors that are not
+        sharded are the live ones."""
         return {
-            "backbone": self.backbone.state_dict(),
-            "value_head": self.value_head.state_dict(),
+            "backbone": self._ranks.gather_all(self.backbone.state_dict()),
+            "value_head": self._ranks.gather_all(self.value_head.state_dict()),
             "optimiser": self._optimiser.state_dict(),
             "updates_done": self.updates_done,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict`'s."""
-        self.backbone.load_state_dict(state["backbone"])
-        self.value_head.load_state_dict(state["value_head"])
+        """Continues from `state_dict`'s, whatever number of ranks wrote it."""
+        self._ranks.load(self.backbone, state["backbone"])
+        self._ranks.load(self.value_head, state["value_head"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.updates_done = int(state["updates_done"])
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Writes the backbone in the Hugging Face layout and the value head beside it."""
+        """Writes the backbone in the Hugging Face layout and the value head beside it; one rank writes."""
         backbone: Any = self.backbone
-        backbone.save_pretrained(str(directory))
-        self.value_head.save(directory)
+        whole = self._ranks.gather_all(backbone.state_dict())
+        head = self._ranks.gather_all(self.value_head.state_dict())
+        if self._ranks.leads:
+            backbone.save_pretrained(str(directory), state_dict=whole)
+            save_head(head, directory)
 
-    def _micro_batches(self, texts: Sequence[IntArray]) -> list[Rows]:
-        return plan_micro_batches(lengths_of(texts)[:, None], self._micro_batch_tokens)
+    def _micro_batches(self, texts: Sequence[IntArray]) -> list[MicroBatch]:
+        lengths = lengths_of(texts)[:, None]
+        return deal_micro_batches(lengths, self._micro_batch_tokens, self._ranks.rank, self._ranks.size)
 
     def _forward(self, texts: Sequence[IntArray], rows: Rows) -> Tensor:
         """Values of the texts at `rows`, in their order."""

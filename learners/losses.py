@@ -17,6 +17,16 @@ def actor_loss(logprob: Tensor, advantage: Tensor) -> Tensor:
     return -(logprob * advantage).mean()
 
 
+def truncated_importance(logprob: Tensor, sampled_logprob: Tensor, cap: float) -> Tensor:
+    """How much likelier each token is to the policy that learns than to the one that drew it, at most `cap`.
+
+    `min(exp(log pi_learner - log pi_sampler), cap)`, a fixed weight without gradient; any shape.  Importance weights
+    truncated from above (Ionides 2008; per token as in IMPALA, Espeholt et al. 2018) bound the variance at the price
+    of a bias that shrinks as the two policies agree.
+    """
+    return (logprob.detach() - sampled_logprob).exp().clamp(max=cap)
+
+
 def critic_loss(value: Tensor, td_target: Tensor) -> Tensor:
     """Squared TD error `mean((y - V)^2)` of values and targets of shape [n], not scaled by any
     coefficient."""

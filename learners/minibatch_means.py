@@ -5,6 +5,8 @@ This module owns the bookkeeping of losses and metrics.  It must not know what t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,12 @@ class MiniBatchMeans:
     def current(self, name: str) -> Tensor:
         """The open mini-batch's mean of `name` so far."""
         return self._open[name]
+
+    def reduce(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Takes the open mini-batch's micro-batches on other ranks in; `total` sums a tensor over all ranks."""
+        if self._open:
+            sums = total(torch.stack(list(self._open.values())))
+            self._open = dict(zip(self._open, sums.unbind(), strict=True))
 
     def close(self, size: int) -> None:
         """Ends a mini-batch of `size` samples."""

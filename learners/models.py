@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from learners.causal_forward import base_of
@@ -92,3 +92,9 @@ def hidden_size_of(model: nn.Module) -> int:
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The dtype of a network's parameters."""
     return next(model.parameters()).dtype
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """What a network's files hold besides its parameters."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learners.ranks import ALONE, Ranks, norm_of, part_of
+
 _MASTER = "_greenroom_master"
 """Attribute of a half-precision parameter that holds its master copy.  It lives on the parameter, so that two
 optimisers over one shared parameter move the same master instead of overwriting each other's."""
@@ -45,12 +47,16 @@ class Optimiser:
     otherwise be lost.  Wider parameters are stepped as they are.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, *, learner: str) -> None:
-        """`learner` names the owner in errors.  Parameters that take no gradient are left out."""
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, *, learner: str, ranks: Ranks = ALONE
+    ) -> None:
+        """`learner` names the owner in errors.  Parameters that take no gradient are left out.  `ranks` are those
+        over which the parameters are sharded; moments and masters are sharded like them."""
         self._parameters = [p for p in parameters if p.requires_grad]
         if not self._parameters:
             raise ValueError(f"{learner} has no parameter to train")
         self._learner = learner
+        self._ranks = ranks
         self._half: list[Tensor] = [p for p in self._parameters if p.dtype in (torch.bfloat16, torch.float16)]
         self._masters = [_master_of(p) for p in self._half]
         stepped: list[Tensor] = [
@@ -76,7 +82,7 @@ class Optimiser:
         finite.
         """
         gradients = [t.grad for t in self._stepped if t.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        norm = norm_of(gradients)
         # One transfer for both numbers: each is a wait for the device.
         pair = torch.stack([loss.detach().double(), norm.double().to(loss.device)]).tolist()
         loss_value, norm_value = float(pair[0]), float(pair[1])
@@ -98,9 +104,12 @@ class Optimiser:
             raise NonFiniteLossError(self._learner, None, math.nan, f"{name} not finite")
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, step counts and master weights.  The tensors are the live ones: save them before the next
-        step."""
-        return {"adamw": self._adamw.state_dict(), "masters": list(self._masters)}
+        """Moments, step counts and master weights, whole (on the rank that leads).  Tensors that are not sharded are
+        the live ones: save them before the next step."""
+        adamw = self._adamw.state_dict()
+        gather = self._ranks.gather
+        moments = {i: {k: gather(t) for k, t in own.items()} for i, own in adamw["state"].items()}
+        return {"adamw": {**adamw, "state": moments}, "masters": [gather(master) for master in self._masters]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state saved by an optimiser over the same parameters in the same order.
@@ -112,19 +121,28 @@ class Optimiser:
                 f"{self._learner}: the saved state has {len(state['masters'])} master weights, this model "
                 f"needs {len(self._masters)}: it was saved in another dtype"
             )
-        self._adamw.load_state_dict(state["adamw"])
+        moments = {
+            i: {k: self._like(t, self._stepped[i]) for k, t in own.items()}
+            for i, own in state["adamw"]["state"].items()
+        }
+        self._adamw.load_state_dict({**state["adamw"], "state": moments})
         for group in self._adamw.param_groups:
             group["lr"], group["fused"] = self._learning_rate, self._fused
         with torch.no_grad():
             for master, saved in zip(self._masters, state["masters"], strict=True):
-                master.copy_(saved)
+                master.copy_(self._ranks.share(saved, master))
         self._publish()
+
+    def _like(self, saved: Tensor, parameter: Tensor) -> Tensor:
+        """A moment is cut like its parameter; a step count is not."""
+        return self._ranks.share(saved, parameter) if saved.shape == parameter.shape else saved.clone()
 
     def _publish(self) -> None:
         """Rounds the master weights into the model's parameters."""
         if self._half:
             with torch.no_grad():
-                torch._foreach_copy_(self._half, self._masters)
+                # This rank's parts: sharded tensors cannot be copied many at a time.
+                torch._foreach_copy_([part_of(p) for p in self._half], [part_of(m) for m in self._masters])
 
 
 def _master_of(parameter: Tensor) -> Tensor:

@@ -131,6 +131,30 @@ def pad_texts(texts: Sequence[IntArray]) -> TextInputs:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass."""
+
+    rows: Rows
+    counts: bool = True
+    """False for a pass that a rank makes only because others still make one; its rows are another pass's."""
+
+
+def deal_micro_batches(
+    lengths: NDArray[np.int64], token_budget: int, rank: int, size: int
+) -> list[MicroBatch]:
+    """The micro-batches of one of `size` ranks, as many as every other rank has.
+
+    Each row counts on exactly one rank.  Rows are dealt in the order of their lengths, so that ranks have alike work.
+    """
+    order = np.argsort(-lengths.sum(axis=1), kind="stable")
+    hands = [order[start::size] for start in range(size)]
+    plans = [[hand[part] for part in plan_micro_batches(lengths[hand], token_budget)] for hand in hands]
+    mine = [MicroBatch(rows) for rows in plans[rank]]
+    spare = MicroBatch(order[-1:], counts=False)
+    return mine + [spare] * (max(map(len, plans)) - len(mine))
+
+
 def plan_micro_batches(lengths: NDArray[np.int64], token_budget: int) -> list[Rows]:
     """Rows split into micro-batches whose padded size stays within `token_budget` tokens.
 

@@ -7,6 +7,8 @@ where advantages come from.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +19,22 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from learners.causal_forward import CompletionOutputs, completion_outputs
-from learners.losses import actor_loss, clipped_value_loss, reference_kl
+from learners.lora import LoraAdapter
+from learners.losses import actor_loss, clipped_value_loss, reference_kl, truncated_importance
 from learners.minibatch_means import MiniBatchMeans
-from learners.models import dtype_of, freeze, prepare_for_training
+from learners.models import buffers_of, dtype_of, freeze, prepare_for_training
 from learners.optimiser import Optimiser
-from learners.padding import PolicyInputs, Rows, lengths_of, pad_policy, plan_micro_batches
+from learners.padding import MicroBatch, PolicyInputs, Rows, deal_micro_batches, lengths_of, pad_policy
+from learners.ranks import ALONE, Ranks, whole
 from learners.samples import IntArray, MiniBatches, TokenBatch
-from learners.value_head import ValueHead
+from learners.value_head import ValueHead, save_head
 
 Floats = NDArray[np.floating[Any]]
 """float64 for a float64 model, else float32."""
+
+ADAPTER_FOLDER = "adapter"
+"""Below the folder of a model that has one."""
+VALUE_HEAD_FOLDER = "value_head"
 
 TaggedArray = tuple[str, NDArray[Any]]
 """A weight as numpy can hold it: the name of its torch dtype and the array, bfloat16 as its bits in
@@ -74,6 +82,7 @@ class Policy:
         learning_rate: float,
         device: torch.device | str = "cpu",
         name: str = "policy",
+        adapter: LoraAdapter | None = None,
         value_head: ValueHead | None = None,
         value_mode: Literal["v", "q"] = "v",
         value_loss_coef: float = 0.6,
@@ -82,6 +91,8 @@ class Policy:
         reference_device: torch.device | str | None = None,
         micro_batch_tokens: int = 16384,
         gradient_checkpointing: bool = False,
+        importance_sampling_cap: float | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Takes `model` over: it is moved to `device`, and its dropout is off for good.
 
@@ -89,25 +100,35 @@ class Policy:
         prompt token (`value_mode` "v") or of the last completion token ("q"; of the last prompt token where
         the completion is empty), and one optimiser minimises `actor + value_loss_coef * critic`.  `reference`
         is frozen. `micro_batch_tokens` bounds the padded tokens of one forward pass; it changes memory and
-        speed, not results.
+        speed, not results.  `importance_sampling_cap` weighs every token of the actor's loss by
+        `truncated_importance`, for which batches must hold the sampler's log-probabilities.  `adapter` is what
+        trains of `model`, which then serves as `reference` too: it is asked without its adapter.
+        `ranks` are the processes that train this policy together: each steps its share of every mini-batch, and all
+        report the same.
         """
         self.name = name
         self.device = torch.device(device)
-        self.model = model.to(self.device)
+        self._ranks = ranks
+        self._dtype = torch.promote_types(dtype_of(model), torch.float32)
+        self.model = ranks.place(model, self.device)
         self.updates_done = 0
+        self._adapter = adapter
         self._value_mode = value_mode
         self._value_loss_coef = value_loss_coef
         self._value_clip_range = value_clip_range
         self._micro_batch_tokens = micro_batch_tokens
-        self._dtype = torch.promote_types(dtype_of(model), torch.float32)
-        self.value_head = None if value_head is None else value_head.to(self.device, self._dtype)
-        self._reference = None if reference is None else freeze(reference)
-        if self._reference is not None:
-            self._reference_device = torch.device(reference_device or self.device)
-            self._reference.to(self._reference_device)
+        self._importance_sampling_cap = importance_sampling_cap
+        self.value_head = None if value_head is None else value_head.to(self._dtype)
+        self._reference = reference
+        self._reference_device = torch.device(reference_device or self.device)
+        if reference is not None and reference is not model:
+            ranks.place(freeze(reference), self._reference_device)
         prepare_for_training(self.model, gradient_checkpointing=gradient_checkpointing)
-        head_parameters = [] if self.value_head is None else list(self.value_head.parameters())
-        self._optimiser = Optimiser([*self.model.parameters(), *head_parameters], learning_rate, learner=name)
+        trained = list(self.model.parameters())
+        if self.value_head is not None:
+            ranks.place(self.value_head, self.device)
+            trained += self.value_head.parameters()
+        self._optimiser = Optimiser(trained, learning_rate, learner=name, ranks=ranks)
 
     def score(self, batch: TokenBatch) -> PolicyScores:
         """Log-probabilities, entropies, reference KL and values of `batch`, without gradient, in its
@@ -116,20 +137,24 @@ class Policy:
         precision = torch.empty(0, dtype=self._dtype).numpy().dtype
         logprob, entropy, kl, values = (np.zeros(n, dtype=precision) for _ in range(4))
         with torch.no_grad():
-            for rows in self._micro_batches(batch, np.arange(n)):
+            for part in self._micro_batches(batch, np.arange(n)):
+                rows = part.rows
                 inputs = _inputs(batch, rows).to(self.device)
                 outputs = self._forward(inputs)
-                logprob[rows] = outputs.logprobs.sum(dim=-1).cpu().numpy()
-                entropy[rows] = _mean_entropy(outputs, inputs).cpu().numpy()
+                found = [(logprob, outputs.logprobs.sum(dim=-1))]
+                found.append((entropy, _token_mean(outputs.entropies, inputs)))
                 if self.value_head is not None:
-                    values[rows] = self._values(outputs, inputs).cpu().numpy()
+                    found.append((values, self._values(outputs, inputs)))
                 if self._reference is not None:
-                    kl[rows] = self._reference_kl(outputs, inputs).cpu().numpy()
+                    found.append((kl, self._reference_kl(outputs, inputs)))
+                for table, numbers in found if part.counts else ():
+                    table[rows] = numbers.cpu().numpy()
+        total = self._ranks.sum_array
         return PolicyScores(
-            logprob=logprob,
-            entropy=entropy,
-            reference_kl=None if self._reference is None else kl,
-            values=None if self.value_head is None else values,
+            logprob=total(logprob),
+            entropy=total(entropy),
+            reference_kl=None if self._reference is None else total(kl),
+            values=None if self.value_head is None else total(values),
         )
 
     def update(
@@ -159,13 +184,19 @@ class Policy:
         means = MiniBatchMeans(self.device)
         for number, minibatch in enumerate(minibatches):
             self._optimiser.zero_grad()
-            for rows in self._micro_batches(batch, np.asarray(minibatch, dtype=np.int64)):
+            for part in self._micro_batches(batch, np.asarray(minibatch, dtype=np.int64)):
+                rows = part.rows
                 inputs = _inputs(batch, rows).to(self.device)
                 outputs = self._forward(inputs)
+                share = len(rows) / len(minibatch) if part.counts else 0.0
                 logprob = outputs.logprobs.sum(dim=-1)
+                weighted = logprob
+                if self._importance_sampling_cap is not None:
+                    weights = self._importance(outputs, inputs, batch, rows, self._importance_sampling_cap)
+                    weighted = (outputs.logprobs * weights).sum(dim=-1)
+                    means.add(share, importance_weight=_token_mean(weights, inputs).mean())
                 index = torch.from_numpy(rows).to(self.device)
-                share = len(rows) / len(minibatch)
-                actor = actor_loss(logprob, advantage[index])
+                actor = actor_loss(weighted, advantage[index])
                 loss = actor
                 if target is not None and old_value is not None:
                     value = self._values(outputs, inputs)
@@ -174,19 +205,24 @@ class Policy:
                     )
                     loss = actor + self._value_loss_coef * critic
                     means.add(share, critic_loss=critic, value=value.mean())
-                (loss * share).backward()  # type: ignore[no-untyped-call]
-                entropy = _mean_entropy(outputs, inputs).mean()
+                # Sharding takes the mean of the ranks' gradients; each has its own samples.
+                (loss * (share * self._ranks.size)).backward()  # type: ignore[no-untyped-call]
+                entropy = _token_mean(outputs.entropies, inputs).mean()
                 means.add(share, loss=loss, actor_loss=actor, logprob=logprob.mean(), entropy=entropy)
                 if number == 0:
                     update.token_logprobs |= _by_index(outputs.logprobs.detach(), rows, batch)
+            means.reduce(self._ranks.sum)
             means.add(1.0, grad_norm=self._optimiser.step(means.current("loss"), number))
             means.close(len(minibatch))
+        update.token_logprobs = self._ranks.union(update.token_logprobs)
         update.actor_loss = means.per_minibatch("actor_loss")
         update.critic_loss = means.per_minibatch("critic_loss")
         update.metrics = {name: means.mean(name) for name in ("entropy", "logprob")}
         update.metrics["grad_norm"] = means.mean("grad_norm", per_sample=False)
         if self.value_head is not None:
             update.metrics["value"] = means.mean("value")
+        if self._importance_sampling_cap is not None:
+            update.metrics["importance_weight"] = means.mean("importance_weight")
         self.updates_done += 1
         return update
 
@@ -202,41 +238,73 @@ class Policy:
 
     def weights(self) -> dict[str, TaggedArray]:
         """The model's parameters under their Hugging Face names, tied duplicates left out, without the value
-        head.
+        head; nothing on a rank that does not lead.
 
-        On the CPU the arrays are views of the live parameters: copy or send them before the next update.
+        An adapter is merged in.  On the CPU the other arrays are views of the live parameters: copy or send them
+        before the next update.
         """
-        return {name: _tagged(parameter) for name, parameter in self.model.named_parameters()}
+        tagged = {}
+        for name, weight in self._weights():  # every rank takes part in putting each of them together
+            if self._ranks.leads:
+                tagged[name] = _tagged(weight)
+        return tagged
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs, as tensors and numbers for `torch.save`.
 
-        The reference is not part of it: it never changes, and comes from where it first came from.  The
-        tensors are the live ones: save them before the next update.
+        The reference is not part of it: it never changes, and comes from where it first came from; so do weights
+        under an adapter.  Whole on the rank that leads; tensors that are not sharded are the live ones: save them
+        before the next update.
         """
+        head = self.value_head
         return {
-            "model": self.model.state_dict(),
-            "value_head": None if self.value_head is None else self.value_head.state_dict(),
+            "model": self._ranks.gather_all(self._stateful()),
+            "value_head": None if head is None else self._ranks.gather_all(head.state_dict()),
             "optimiser": self._optimiser.state_dict(),
             "updates_done": self.updates_done,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict`'s; ValueError where one has a value head and the other has none."""
+        """Continues from `state_dict`'s, whatever number of ranks wrote it; ValueError where one has a value head or
+        adapter that the other lacks."""
         if (state["value_head"] is None) != (self.value_head is None):
             raise ValueError(f"{self.name}: the saved state and this policy differ in having a value head")
-        self.model.load_state_dict(state["model"])
+        if state["model"].keys() != self._stateful().keys():
+            raise ValueError(
+                f"{self.name}: the saved state and this policy train different parameters: is `lora` as it was?"
+            )
+        self._ranks.load(self.model, state["model"], strict=self._adapter is None)
         if self.value_head is not None:
-            self.value_head.load_state_dict(state["value_head"])
+            self._ranks.load(self.value_head, state["value_head"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.updates_done = int(state["updates_done"])
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Writes the model in the Hugging Face layout, and a value head beside it."""
+        """Writes the model in the Hugging Face layout, an adapter merged in, and a value head and the adapter alone
+        below it; one rank writes."""
         model: Any = self.model
-        model.save_pretrained(str(directory))
-        if self.value_head is not None:
-            self.value_head.save(directory)
+        leads = self._ranks.leads
+        weights = {name: weight.cpu() for name, weight in self._weights() if leads} | buffers_of(self.model)
+        adapter = None if self._adapter is None else self._ranks.gather_all(self._adapter.trained())
+        head = None if self.value_head is None else self._ranks.gather_all(self.value_head.state_dict())
+        if not leads:
+            return
+        model.save_pretrained(str(directory), state_dict=weights)
+        if self._adapter is not None and adapter is not None:
+            self._adapter.save(adapter, Path(directory) / ADAPTER_FOLDER)
+        if head is not None:
+            # Beside the model's files, vLLM would take it for a part of the model.
+            save_head(head, Path(directory) / VALUE_HEAD_FOLDER)
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole, one at a time."""
+        if self._adapter is not None:
+            return self._adapter.merged()
+        return ((name, whole(parameter.detach())) for name, parameter in self.model.named_parameters())
+
+    def _stateful(self) -> dict[str, Tensor]:
+        """What of the model is in a checkpoint, as it lives."""
+        return dict(self.model.state_dict() if self._adapter is None else self._adapter.trained())
 
     def _input(self, name: str, numbers: ArrayLike, n: int) -> Tensor:
         tensor = torch.from_numpy(np.array(numbers)).to(self.device, self._dtype)
@@ -247,14 +315,27 @@ class Policy:
         self._optimiser.require_finite(name, tensor)
         return tensor
 
-    def _micro_batches(self, batch: TokenBatch, rows: Rows) -> list[Rows]:
+    def _micro_batches(self, batch: TokenBatch, rows: Rows) -> list[MicroBatch]:
         prompts = lengths_of([batch.prompt_ids[i] for i in rows])
         completions = lengths_of([batch.completion_ids[i] for i in rows])
-        plan = plan_micro_batches(np.stack([prompts, completions], axis=1), self._micro_batch_tokens)
-        return [rows[part] for part in plan]
+        lengths, ranks = np.stack([prompts, completions], axis=1), self._ranks
+        plan = deal_micro_batches(lengths, self._micro_batch_tokens, ranks.rank, ranks.size)
+        return [MicroBatch(rows[part.rows], part.counts) for part in plan]
 
     def _forward(self, inputs: PolicyInputs) -> CompletionOutputs:
         return completion_outputs(self.model, inputs, with_hidden=self.value_head is not None)
+
+    def _importance(
+        self, outputs: CompletionOutputs, inputs: PolicyInputs, batch: TokenBatch, rows: Rows, cap: float
+    ) -> Tensor:
+        """Weights of a micro-batch's tokens, [n, tokens]; 1 where there is no token."""
+        if batch.sampled_logprobs is None:
+            raise ValueError(f"{self.name}: importance weights need the sampler's log-probabilities")
+        sampled = torch.zeros_like(outputs.logprobs)
+        flat = np.concatenate([batch.sampled_logprobs[i] for i in rows])
+        # A boolean mask is filled row by row, which is the order of the concatenated completions.
+        sampled[inputs.completion_mask] = torch.from_numpy(flat).to(sampled)
+        return truncated_importance(outputs.logprobs, sampled, cap)
 
     def _values(self, outputs: CompletionOutputs, inputs: PolicyInputs) -> Tensor:
         assert self.value_head is not None
@@ -266,7 +347,8 @@ class Policy:
 
     def _reference_kl(self, outputs: CompletionOutputs, inputs: PolicyInputs) -> Tensor:
         assert self._reference is not None
-        reference = completion_outputs(self._reference, inputs.to(self._reference_device)).logprobs
+        with nullcontext() if self._adapter is None else self._adapter.disabled():
+            reference = completion_outputs(self._reference, inputs.to(self._reference_device)).logprobs
         return reference_kl(outputs.logprobs, reference.to(outputs.logprobs), inputs.completion_mask)
 
 
@@ -274,8 +356,10 @@ def _inputs(batch: TokenBatch, rows: Rows) -> PolicyInputs:
     return pad_policy([batch.prompt_ids[i] for i in rows], [batch.completion_ids[i] for i in rows])
 
 
-def _mean_entropy(outputs: CompletionOutputs, inputs: PolicyInputs) -> Tensor:
-    return outputs.entropies.sum(dim=-1) / inputs.completion_mask.sum(dim=-1).clamp(min=1)
+def _token_mean(numbers: Tensor, inputs: PolicyInputs) -> Tensor:
+    """Mean over each completion's tokens of `numbers` [n, tokens]; 0 for an empty one."""
+    mask = inputs.completion_mask
+    return numbers.where(mask, 0).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
 def _by_index(logprobs: Tensor, rows: Rows, batch: TokenBatch) -> dict[int, Floats]:

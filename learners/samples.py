@@ -62,16 +62,19 @@ class TokenBatch:
 
     prompt_ids: Sequence[IntArray]
     completion_ids: Sequence[IntArray]
+    sampled_logprobs: Sequence[FloatArray] | None = None
+    """The engine's, one per token of a completion, where an update weighs tokens by them."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> TokenBatch:
+    def of(cls, samples: Sequence[Sample], *, with_logprobs: bool = False) -> TokenBatch:
         """The token ids of `samples`, in their order."""
         return cls(
             [s.completion.prompt_ids for s in samples],
             [s.completion.token_ids for s in samples],
+            [s.completion.logprobs for s in samples] if with_logprobs else None,
         )
 
 

@@ -6,6 +6,7 @@ This module owns the head's shape, initialisation and file.  It must not know wh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 FILE_NAME = "value_head.safetensors"
-"""The head's file, beside the Hugging Face files of the model it reads."""
+"""The head's file, beside the Hugging Face files of a critic, or in a folder of its own below those of a policy."""
 
 
 class ValueHead(nn.Module):
@@ -44,9 +45,8 @@ class ValueHead(nn.Module):
         return value.squeeze(-1)
 
     def save(self, directory: str | Path) -> None:
-        """Writes the head's weights beside the model's files in `directory`."""
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.state_dict().items()}
-        save_file(tensors, str(Path(directory) / FILE_NAME))
+        """Writes the head's weights into `directory`."""
+        save_head(self.state_dict(), directory)
 
     @classmethod
     def load(cls, directory: str | Path) -> ValueHead:
@@ -58,3 +58,10 @@ class ValueHead(nn.Module):
         head = cls(width) if hidden is None else cls(hidden.shape[1], hidden.shape[0])
         head.to(tensors["value_projection.weight"].dtype).load_state_dict(tensors)
         return head
+
+
+def save_head(state: Mapping[str, Tensor], directory: str | Path) -> None:
+    """Writes the weights of a head, given as its `state_dict`, into `directory`."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in state.items()}
+    save_file(tensors, str(Path(directory) / FILE_NAME))

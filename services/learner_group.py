@@ -13,17 +13,14 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
 
 from learners.critic_inputs import CriticReader
 from learners.minibatches import group_by_turn, plan_minibatches
 from learners.samples import FloatArray, IntArray, MiniBatches, Sample, TokenBatch
 from learners.td import next_turn_index, normalise_advantages, returns_to_go, td_errors, td_targets
-from services.waiting import fetch
+from services.learner_ranks import Call, LearnerLostError, RankGroup, results_of
 
-
-class LearnerLostError(RuntimeError):
-    """A learner's process ended; its weights since the last checkpoint are gone."""
+__all__ = ["AgentRound", "LearnerGroup", "LearnerLostError", "RoundResult", "UpdateRules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,8 @@ class UpdateRules:
     reference_kl_coef: float | None
     """None: no reference penalty."""
     seed: int
+    weighs_tokens: bool = False
+    """Whether policies correct for the engine's probabilities, and must be told them."""
 
 
 @dataclass(slots=True)
@@ -61,17 +60,17 @@ class RoundResult:
 
 
 class LearnerGroup:
-    """Policy learners (one actor per agent) and critic learners (actors that hold one or more critics).
+    """Policy learners (one per agent) and critic learners (which hold one or more critics), each of one or more ranks.
 
     Args:
-        critics: critic key -> the actor that holds it; empty with a shared backbone.
+        critics: critic key -> the learner that holds it; empty with a shared backbone.
         reader: what each critic reads of a round's samples.
     """
 
     def __init__(
         self,
-        policies: Sequence[Any],
-        critics: dict[int, Any],
+        policies: Sequence[RankGroup],
+        critics: dict[int, RankGroup],
         reader: CriticReader,
         rules: UpdateRules,
         *,
@@ -86,7 +85,10 @@ class LearnerGroup:
 
     def wait_ready(self, seconds: float) -> None:
         """Wait until every model is loaded."""
-        self.get([a.ready.remote() for a in self._actors()], "learners to load their models", seconds)
+        calls = [group.start(seconds, self._timeout_s) for group in self._groups()]
+        self.get(calls, "learners to load their models", seconds)
+        for call in calls:
+            call.group.started(call)
 
     def update(self, samples: list[list[Sample]], round_idx: int) -> RoundResult:
         """One update of every agent on its samples: values, targets and advantages once, then all mini-batches.
@@ -96,7 +98,7 @@ class LearnerGroup:
         agent after another.
         """
         started = time.perf_counter()
-        batches = [ray.put(TokenBatch.of(own)) for own in samples]
+        batches = [ray.put(TokenBatch.of(own, with_logprobs=self._rules.weighs_tokens)) for own in samples]
         texts = [ray.put(ids) for ids in self._reader.read(samples)]
         values, kl = self._values_and_kl(batches, texts)
         agents = [
@@ -110,44 +112,42 @@ class LearnerGroup:
         self, folder: str, agent_folders: Sequence[str], critic_folders: dict[int, str], *, state: bool
     ) -> None:
         """Write every learner below `folder`, all at once."""
-        refs = [
-            policy.save.remote(f"{folder}/{name}", training_state=state)
+        calls = [
+            policy.call("save", f"{folder}/{name}", training_state=state)
             for policy, name in zip(self.policies, agent_folders, strict=True)
         ]
-        refs += [
-            actor.save.remote(key, f"{folder}/{critic_folders[key]}", training_state=state)
-            for key, actor in self.critics.items()
+        calls += [
+            critic.call("save", key, f"{folder}/{critic_folders[key]}", training_state=state)
+            for key, critic in self.critics.items()
         ]
-        self.get(refs, "learners to write a checkpoint")
+        self.get(calls, "learners to write a checkpoint")
 
     def load(self, folder: str, agent_folders: Sequence[str], critic_folders: dict[int, str]) -> None:
         """Continue from what `save` wrote with `state=True`."""
-        refs = [p.load.remote(f"{folder}/{n}") for p, n in zip(self.policies, agent_folders, strict=True)]
-        refs += [a.load.remote(k, f"{folder}/{critic_folders[k]}") for k, a in self.critics.items()]
-        self.get(refs, "learners to read a checkpoint")
+        calls = [p.call("load", f"{folder}/{n}") for p, n in zip(self.policies, agent_folders, strict=True)]
+        calls += [c.call("load", k, f"{folder}/{critic_folders[k]}") for k, c in self.critics.items()]
+        self.get(calls, "learners to read a checkpoint")
 
     def snapshot(self, agent: int, version: int, probe_ids: IntArray) -> Any:
         """Reference to one agent's weights; the driver never holds the tensors itself."""
-        return self.policies[agent].snapshot.remote(version, probe_ids)
+        policy = self.policies[agent]
+        call = policy.call("snapshot", version, probe_ids)
+        if len(policy.actors) > 1:
+            # Once the ranks answer to something else, all have done their part; engines cannot wait for ranks.
+            self.get([policy.call("ready")], f"the weights of {policy.label}")
+        return call.answer
 
     def shutdown(self) -> None:
-        for actor in self._actors():
-            ray.kill(actor, no_restart=True)
+        for group in self._groups():
+            group.end()
 
-    def get(self, refs: Sequence[Any], what: str, seconds: float | None = None) -> list[Any]:
-        """Results of all `refs`; everything still running is waited for before the first error is raised, so that no
+    def get(self, calls: Sequence[Call], what: str, seconds: float | None = None) -> list[Any]:
+        """Answers to all `calls`; everything still running is waited for before the first error is raised, so that no
         learner is stopped in the middle of a step."""
         remedy = "Raise learner.update_timeout_s (learner.start_timeout_s while starting) if the model needs longer."
-        try:
-            results = fetch(refs, what, seconds or self._timeout_s, remedy)
-        except RayActorError as error:
-            raise LearnerLostError(
-                f"a learner died while the run waited for {what}: {error}. Continue from the last checkpoint with "
-                "`greenroom train --resume RUN_DIR`; if it was out of memory, lower learner.micro_batch_tokens."
-            ) from error
-        return results
+        return results_of(calls, what, seconds or self._timeout_s, remedy)
 
-    def _actors(self) -> list[Any]:
+    def _groups(self) -> list[RankGroup]:
         return [*self.policies, *dict.fromkeys(self.critics.values())]
 
     def _values_and_kl(
@@ -156,11 +156,13 @@ class LearnerGroup:
         """Old values and reference KL of every agent's samples, from weights that no sample has changed yet."""
         kind, with_kl = self.layout.kind, self._rules.reference_kl_coef is not None
         needs_score = with_kl or kind == "backbone"
-        refs = [p.score.remote(b) for p, b in zip(self.policies, batches, strict=True)] if needs_score else []
+        calls = (
+            [p.call("score", b) for p, b in zip(self.policies, batches, strict=True)] if needs_score else []
+        )
         keys = self.layout.critic_of_agent[: len(texts)]
-        value_refs = [self.critics[key].values.remote(key, ids) for key, ids in zip(keys, texts, strict=True)]
-        results = self.get([*refs, *value_refs], "values and reference log-probabilities")
-        scores, values = results[: len(refs)], results[len(refs) :]
+        reads = [self.critics[key].call("values", key, ids) for key, ids in zip(keys, texts, strict=True)]
+        results = self.get([*calls, *reads], "values and reference log-probabilities")
+        scores, values = results[: len(calls)], results[len(calls) :]
         kl: list[FloatArray | None] = [None] * len(batches)
         if with_kl:
             kl = [s.reference_kl for s in scores]
@@ -191,8 +193,9 @@ class LearnerGroup:
 
     def _step(self, agents: list[AgentRound], batches: list[Any], texts: list[Any]) -> None:
         shared = self.layout.kind == "backbone"
-        refs = [
-            policy.update.remote(
+        calls = [
+            policy.call(
+                "update",
                 batch,
                 own.advantages,
                 own.minibatches,
@@ -204,8 +207,8 @@ class LearnerGroup:
         for agent, key in enumerate(self.layout.critic_of_agent):
             ids = texts[0] if self.layout.kind == "joint" else texts[agent]
             own = agents[agent]
-            refs.append(self.critics[key].update.remote(key, ids, own.td_targets, own.minibatches))
-        results = self.get(refs, "policy and critic updates")
+            calls.append(self.critics[key].call("update", key, ids, own.td_targets, own.minibatches))
+        results = self.get(calls, "policy and critic updates")
         for agent, own in enumerate(agents):
             own.metrics = _update_metrics(own, results[agent])
             if not shared:

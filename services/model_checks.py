@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,36 @@ def causal_problem(config: Any) -> str | None:
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or getattr(config, "auto_map", None):
         return None
     return f"a model of type {config.model_type!r} does not generate text; give a causal language model"
+
+
+def tensor_parallel_problem(config: Any, size: int) -> str | None:
+    """Why vLLM cannot spread a model of `config` over `size` devices, or None."""
+    heads = getattr(_text_config(config), "num_attention_heads", None)
+    if heads is None or heads % size == 0:
+        return None
+    return f"its {heads} attention heads cannot be shared evenly among {size} devices"
+
+
+def adapter_problem(
+    config: Any, target_modules: Sequence[str], trust_remote_code: bool = False
+) -> str | None:
+    """Why a model of `config` cannot have LoRA adapters in `target_modules`, or None.  Builds it without weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not model.get_output_embeddings()
+    ]
+    unknown = [t for t in target_modules if not any(n == t or n.endswith(f".{t}") for n in linear)]
+    if not unknown:
+        return None
+    known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+    return f"it has no linear layers called {', '.join(unknown)}; they are called {', '.join(known)}"
 
 
 def head_size_problem(config: Any) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.losses import actor_loss, clipped_value_loss, critic_loss, reference_kl
+from learners.losses import actor_loss, clipped_value_loss, critic_loss, reference_kl, truncated_importance
 
 FLOATS = st.floats(-5, 5)
 
@@ -81,3 +81,10 @@ def test_reference_kl_is_never_negative(pairs: list[tuple[float, float]]) -> Non
     policy, reference = (tensor(*column)[None] for column in zip(*pairs, strict=True))
     kl = reference_kl(policy.float(), reference.float(), torch.ones_like(policy, dtype=torch.bool))
     assert kl.item() >= 0
+
+
+def test_importance_is_the_ratio_of_probabilities_cut_from_above() -> None:
+    learner = tensor(0.5, 0.2, 0.9).log().requires_grad_()
+    weights = truncated_importance(learner, tensor(0.25, 0.4, 0.9).log(), 1.5)
+    assert weights.tolist() == pytest.approx([1.5, 0.5, 1.0], rel=1e-12)
+    assert not weights.requires_grad

@@ -25,3 +25,12 @@ def test_a_name_never_added_has_no_minibatches() -> None:
     means = MiniBatchMeans(torch.device("cpu"))
     assert means.per_minibatch("loss") == []
     assert means.mean("loss") == 0.0
+
+
+def test_other_ranks_parts_of_a_mini_batch_are_taken_in_before_it_is_closed() -> None:
+    means = MiniBatchMeans(torch.device("cpu"))
+    means.add(0.5, loss=3.0, value=1.0)
+    means.reduce(lambda own: own + torch.tensor([0.5, 2.0], dtype=torch.float64))
+    assert means.current("loss") == 2.0
+    means.close(4)
+    assert (means.per_minibatch("loss"), means.per_minibatch("value")) == ([2.0], [2.5])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.padding import lengths_of, pad, pad_policy, pad_texts, plan_micro_batches
+from learners.padding import deal_micro_batches, lengths_of, pad, pad_policy, pad_texts, plan_micro_batches
 from learners.samples import IntArray
 
 TOKEN = st.integers(0, 99)
@@ -93,6 +93,26 @@ def test_micro_batches_partition_the_rows_within_the_budget(
     for rows, following in itertools.pairwise(plan):
         joined = table[[*rows, following[0]]]
         assert len(joined) * int(joined.max(axis=0).sum()) > budget
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=30),
+    st.integers(1, 200),
+    st.integers(1, 4),
+)
+def test_dealt_micro_batches_are_equally_many_and_count_every_row_once(
+    lengths: list[tuple[int, int]], budget: int, size: int
+) -> None:
+    table = np.array(lengths, dtype=np.int64)
+    hands = [deal_micro_batches(table, budget, rank, size) for rank in range(size)]
+    assert len({len(hand) for hand in hands}) == 1
+    counted = [int(row) for hand in hands for part in hand if part.counts for row in part.rows]
+    assert sorted(counted) == list(range(len(lengths)))
+    assert all(len(part.rows) for hand in hands for part in hand)
+    for part in itertools.chain.from_iterable(hands):
+        assert len(part.rows) == 1 or len(part.rows) * table[part.rows].max(axis=0).sum() <= budget
+    alone = [part.rows.tolist() for part in deal_micro_batches(table, budget, 0, 1)]
+    assert alone == [rows.tolist() for rows in plan_micro_batches(table, budget)]
 
 
 def test_a_row_over_the_budget_is_alone_and_not_left_out() -> None:

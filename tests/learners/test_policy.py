@@ -20,7 +20,7 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM
 
 from learners.models import frozen_copy, hidden_size_of, load_causal_lm
-from learners.policy import Policy
+from learners.policy import VALUE_HEAD_FOLDER, Policy
 from learners.samples import TokenBatch
 from learners.value_head import ValueHead
 
@@ -149,7 +149,7 @@ def test_a_state_with_a_value_head_is_refused_by_a_policy_without() -> None:
         policy().load_state_dict(state)
 
 
-def test_a_saved_policy_is_loaded_by_transformers_with_its_head_beside_it(tmp_path: Path) -> None:
+def test_a_saved_policy_is_loaded_by_transformers_with_its_head_below_it(tmp_path: Path) -> None:
     subject = policy(model=causal_lm(dtype=torch.float32), value_head=ValueHead(16, 4))
     train(subject)
     subject.save_pretrained(tmp_path)
@@ -158,7 +158,8 @@ def test_a_saved_policy_is_loaded_by_transformers_with_its_head_beside_it(tmp_pa
     ours = load_causal_lm(str(tmp_path), dtype="float32", attn_implementation="eager")
     for loaded in (plain, ours):
         assert bits_of(loaded.state_dict()) == bits_of(subject.model.state_dict())
-    assert bits_of(ValueHead.load(tmp_path).state_dict()) == bits_of(subject.value_head.state_dict())
+    head = ValueHead.load(tmp_path / VALUE_HEAD_FOLDER)
+    assert bits_of(head.state_dict()) == bits_of(subject.value_head.state_dict())
     half = load_causal_lm(str(tmp_path), dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 

@@ -208,3 +208,42 @@ def test_a_bfloat16_policy_learns_by_steps_that_bfloat16_alone_would_lose() -> N
     assert not any(visible[i] for i in norms), "weights of 1.0 cannot show a step of 5e-6 in bfloat16"
     scores = subject.score(mixed_batch())
     assert scores.logprob.dtype == np.float32
+
+
+@pytest.mark.parametrize("tokens", [1, 25, 10_000])
+def test_importance_weights_scale_each_token_and_carry_no_gradient(tokens: int) -> None:
+    model = causal_lm()
+    batch, rng, cap = mixed_batch(), np.random.default_rng(5), 1.3
+    expected_model = copy.deepcopy(model)
+    with torch.no_grad():
+        drawn = [
+            plain_token_logprobs(model, prompt, completion).numpy() + rng.normal(0, 0.5, len(completion))
+            for prompt, completion in zip(batch.prompt_ids, batch.completion_ids, strict=True)
+        ]
+    batch.sampled_logprobs = drawn
+    update = policy(model=model, micro_batch_tokens=tokens, importance_sampling_cap=cap).update(
+        batch, ADVANTAGES, MINIBATCHES
+    )
+    adamw = torch.optim.AdamW(expected_model.parameters(), lr=1e-2)
+    seen, losses = [], []
+    for minibatch in MINIBATCHES:
+        terms = [torch.zeros(())]
+        for i in minibatch:
+            logprobs = plain_token_logprobs(expected_model, batch.prompt_ids[i], batch.completion_ids[i])
+            weights = [min(np.exp(x - y), cap) for x, y in zip(logprobs.tolist(), drawn[i], strict=True)]
+            seen.append(np.mean(weights) if weights else 0.0)
+            weighted = sum((w * x for w, x in zip(weights, logprobs, strict=True)), torch.zeros(()))
+            terms.append(-weighted * float(ADVANTAGES[i]))
+        loss = torch.stack([term.double() for term in terms]).sum() / len(minibatch)
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        losses.append(loss.item())
+    assert_allclose(update.actor_loss, losses, rtol=1e-5, atol=1e-5)
+    assert_allclose(update.metrics["importance_weight"], np.mean(seen), rtol=1e-5)
+    assert_models_close(model, expected_model)
+
+
+def test_a_cap_without_the_samplers_logprobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="importance weights need the sampler's log-probabilities"):
+        policy(importance_sampling_cap=2.0).update(mixed_batch(), ADVANTAGES, MINIBATCHES)
