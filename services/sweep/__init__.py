@@ -1,0 +1,1 @@
+"""Sweeps: many trials of one run with different settings, on Ray Tune."""
