@@ -4,14 +4,21 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= examples/length_ratio_maac.yaml
 
-.PHONY: install train test test-long lint format docs clean
+.PHONY: runtime install train test test-long lint format docs clean
 
 # The lock files hold the whole dependency tree, so pip must not resolve anything by itself.
-$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(VENV)/.runtime: requirements/cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@
+
+$(VENV)/.installed: $(VENV)/.runtime requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps -r requirements/dev.txt
+	touch $@
+
+runtime: $(VENV)/.runtime
+
 
 install: $(VENV)/.installed
 
