@@ -37,6 +37,9 @@ class RunState(Protocol):
 
 S = TypeVar("S", bound=RunState)
 
+AfterRound = Callable[[Callable[[], Path]], None]
+"""Called between two rounds of a run with a function that leaves a checkpoint there and returns its folder."""
+
 
 @dataclass(slots=True)
 class TrainerState:
@@ -63,11 +66,17 @@ class TrainerState:
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run; `keep` newest ones stay (None: all)."""
+    """The `checkpoints/` folder of a run; `keep` newest ones stay (None: all).
 
-    def __init__(self, folder: Path, keep: int | None) -> None:
+    Args:
+        after_write: called once a new checkpoint is in its place.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int | None, after_write: Callable[[], None] = lambda: None
+    ) -> None:
         self.folder = folder
-        self._keep = keep
+        self._keep, self._after_write = keep, after_write
 
     def write(self, state: RunState, write_learners: Callable[[Path], None]) -> Path:
         """Write `step_<state.step>`; `write_learners` fills the folder first, the state file comes last.
@@ -91,6 +100,7 @@ class CheckpointStore:
                 f"with `greenroom train --resume {self.folder.parent}`; older checkpoints are untouched."
             ) from error
         self._prune()
+        self._after_write()
         return target
 
     def latest(self) -> Path | None:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from services.cli_errors import errors_for_people
+from services.jobs import commands as jobs_commands
+from services.sweep import commands as sweep_commands
 
 app = typer.Typer(
     name="greenroom",
@@ -33,8 +35,11 @@ def train(
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(help="Run folder to continue from its newest checkpoint.", metavar="RUN_DIR"),
+        str | None,
+        typer.Option(
+            help="Run folder, or the URI of its copy, to continue from the newest checkpoint.",
+            metavar="RUN_DIR",
+        ),
     ] = None,
     max_updates: Annotated[
         int | None,
@@ -48,6 +53,7 @@ def train(
     with errors_for_people():
         from services.config import load_config
         from services.run_folder import RunFolder
+        from services.storage import RunCopy, is_uri
         from services.summary import summarize
         from services.trainer import trainer_of
 
@@ -55,6 +61,13 @@ def train(
         if resume is not None:
             if config is not None and "=" in str(config):  # `greenroom train --resume RUN key=value`
                 changes, config = [str(config), *changes], None
+            if is_uri(resume):
+                where = [
+                    change.removeprefix("output_dir=")
+                    for change in changes
+                    if change.startswith("output_dir=")
+                ]
+                resume = str(RunCopy(resume).fetch(where[-1] if where else "runs").path)
             config = config or RunFolder.open(resume).config_file
         if config is None:
             raise typer.BadParameter("give a CONFIG.yaml, or --resume RUN_DIR")
@@ -180,6 +193,28 @@ def agents(
             raise ConfigError("nothing to change: give --add COUNT, --remove NUMBER or both")
         count = change_team(run_dir, add=add, remove=remove or [], address=address)
         typer.echo(f"from the next episode on, {count} agents")
+
+
+@app.command()
+def scale(
+    run_dir: RunDir,
+    workers_per_agent: Annotated[
+        int, typer.Option(help="How many generation workers each agent is to have.", min=1)
+    ],
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster of the run; default: the one it was started on.")
+    ] = None,
+) -> None:
+    """Change the number of generation workers of a language-model run while it trains, before its next update round."""
+    with errors_for_people():
+        from services.scaling import ask_for_workers
+
+        ask_for_workers(run_dir, workers_per_agent, address=address)
+        typer.echo(f"from the next update round on, {workers_per_agent} generation workers per agent")
+
+
+jobs_commands.register(app)
+sweep_commands.register(app)
 
 
 def main() -> None:

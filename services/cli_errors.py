@@ -43,23 +43,27 @@ def _kinds() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
     from actors.rollout import RolloutError
     from learners.optimiser import NonFiniteLossError
     from learners.snapshot import WeightSyncError
+    from services.bundles import PlacementError
     from services.checkpoint import CheckpointError
     from services.config import ConfigError
+    from services.jobs.client import JobServerError
     from services.learner_group import LearnerLostError
     from services.metrics import MetricsError
-    from services.placement import PlacementError
     from services.run_folder import RunFolderError
     from services.smarl.runners import RunnerLostError
+    from services.sweep.sweep import SweepError
 
     return (ConfigError, RunFolderError), (
         CallbackError,
         CheckpointError,
+        JobServerError,
         LearnerLostError,
         MetricsError,
         NonFiniteLossError,
         PlacementError,
         RolloutError,
         RunnerLostError,
+        SweepError,
         TeamEnvironmentError,
         WaitLimitError,
         WeightSyncError,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,26 +18,20 @@ from transformers import AutoConfig
 
 from actors.engine import Sampling
 from actors.generation_group import GenerationGroup
-from actors.generation_pool import GenerationPool
+from actors.generation_pool import GenerationPool, WorkerLostError
 from actors.generation_worker import EngineSpec
+from actors.limits import WaitLimitError
 from learners.critic_inputs import CriticLayout, CriticReader
 from learners.learner_actors import CriticLearner, LearnerSpec, PolicyLearner, PolicySpec
+from learners.lora import LoraSpec
+from learners.samples import Completion
 from services.config import ActorCriticConfig, IACConfig, RunConfig
 from services.learner_group import LearnerGroup, UpdateRules
-from services.placement import ActorPlacement, Placement, Shares, plan_placement
+from services.learner_ranks import RankGroup
+from services.room import Room, Sources, critic_layout, take_room
+from services.shared_folder import check_shared
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the models of a run come from, every one a folder or hub identifier by now."""
-
-    agents: Sequence[str]
-    tokenizers: Sequence[str]
-    critics: Sequence[str]
-    """Distinct critic models; empty with a shared backbone."""
-    critic_of_agent: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -47,11 +43,38 @@ class System:
     sampling: Sampling
     tokenizers: list[Any]
     """Each agent's."""
+    room: Room
+
+    @property
+    def workers_per_agent(self) -> int:
+        return len(self.generation.pools[0].workers)
+
+    def generate(self, prompts: list[list[str]], seeds: list[list[int]]) -> list[list[Completion]]:
+        """All agents' completions, drawn as training draws them."""
+        return self.generation.generate(prompts, seeds, self.sampling)
+
+    def scale(self, workers_per_agent: int) -> None:
+        """Go on with another number of generation workers; between two update rounds.
+
+        Raises:
+            WorkerLostError, WaitLimitError: a new worker did not come up; there are as many as before.
+        """
+        before = self.workers_per_agent
+        try:
+            self._scale(workers_per_agent)
+        except (WorkerLostError, WaitLimitError):
+            self._scale(before)
+            raise
+
+    def _scale(self, count: int) -> None:
+        agents = range(len(self.generation.pools))
+        self.generation.resize([[self.room.worker_options(a, k) for k in range(count)] for a in agents])
 
     def shutdown(self) -> None:
-        """End every actor; safe to call when some have died."""
+        """End every actor and give the room back; safe to call when some have died."""
         self.generation.shutdown()
         self.learners.shutdown()
+        self.room.reservation.release()
 
 
 def connect() -> None:
@@ -67,30 +90,35 @@ def connect() -> None:
         )
 
 
-def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any]) -> System:
-    """Start all actors side by side and wait until each is ready. `tokenizers` are the agents', already loaded.
+def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any], folder: Path) -> System:
+    """Start all actors side by side and wait until each is ready.
+
+    Args:
+        tokenizers: the agents', already loaded.
+        folder: of the run, into which learners write.
 
     Raises:
         PlacementError: the cluster is too small.
+        ConfigError: a node does not see `folder`.
         WaitLimitError: an actor was not ready in time.
     """
     connect()
     args = config.args
-    placement = _place(config, sources)
-    logger.info(
-        "starting %d generation workers (%s) and %d learners",
-        args.num_agents * config.engine.workers_per_agent,
-        config.engine.backend,
-        args.num_agents + len(placement.critics),
-    )
-    generation = _start_generation(config, sources, placement)
-    learners = _start_learners(config, sources, placement, tokenizers[0])
-    system = System(
-        generation,
-        learners,
-        sampling_of(args),
-        list(tokenizers),
-    )
+    room = take_room(config, sources)
+    try:
+        check_shared(folder, room.reservation.nodes())
+        logger.info(
+            "starting %d generation workers (%s) and %d learners",
+            args.num_agents * config.engine.workers_per_agent,
+            config.engine.backend,
+            args.num_agents + len(room.placement.critics),  # each of one or several ranks
+        )
+        generation = _start_generation(config, sources, room)
+        learners = _start_learners(config, sources, room, tokenizers[0])
+    except BaseException:
+        room.reservation.release()  # ends what has been started in it
+        raise
+    system = System(generation, learners, sampling_of(args), list(tokenizers), room)
     try:
         learners.wait_ready(config.learner.start_timeout_s)
         generation.wait_ready()
@@ -100,16 +128,20 @@ def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any]) -> Sy
     return system
 
 
-def launch_generation(config: RunConfig, sources: Sources) -> GenerationGroup:
-    """Start the engines alone, with the weights that lie in their folders."""
+@contextmanager
+def engines_alone(config: RunConfig, sources: Sources) -> Iterator[GenerationGroup]:
+    """Engines without learners, with the weights that lie in their folders."""
     connect()
-    generation = _start_generation(config, sources, _place(config, sources))
+    room = take_room(config, sources, with_learners=False)
     try:
-        generation.wait_ready()
-    except BaseException:
-        generation.shutdown()
-        raise
-    return generation
+        generation = _start_generation(config, sources, room)
+        try:
+            generation.wait_ready()
+            yield generation
+        finally:
+            generation.shutdown()
+    finally:
+        room.reservation.release()
 
 
 def sampling_of(args: ActorCriticConfig) -> Sampling:
@@ -117,40 +149,11 @@ def sampling_of(args: ActorCriticConfig) -> Sampling:
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.top_k)
 
 
-def _start_generation(config: RunConfig, sources: Sources, placement: Placement) -> GenerationGroup:
-    return GenerationGroup(
-        [_start_pool(config, sources, placement, i) for i in range(config.args.num_agents)]
-    )
+def _start_generation(config: RunConfig, sources: Sources, room: Room) -> GenerationGroup:
+    return GenerationGroup([_start_pool(config, sources, room, i) for i in range(config.args.num_agents)])
 
 
-def _place(config: RunConfig, sources: Sources) -> Placement:
-    args = config.args
-    resources = ray.cluster_resources()
-    one_device = "cuda:0" if resources.get("GPU", 0) >= 1 else "cpu"
-    placement = config.placement
-    return plan_placement(
-        num_agents=args.num_agents,
-        workers_per_agent=config.engine.workers_per_agent,
-        agent_devices=_devices(args.agent_devices, args.num_agents) or [one_device] * args.num_agents,
-        critic_devices=_devices(args.critic_devices, len(sources.critics))
-        or [one_device] * len(sources.critics),
-        reference_devices=_devices(args.reference_devices, args.num_agents),
-        shares=Shares(
-            placement.cpus_per_generation_worker,
-            placement.gpus_per_generation_worker,
-            placement.cpus_per_learner,
-            placement.gpus_per_learner,
-        ),
-        cluster_cpus=resources.get("CPU", 0),
-        cluster_gpus=resources.get("GPU", 0),
-    )
-
-
-def _devices(devices: str | list[str] | None, count: int) -> list[str] | None:
-    return [devices] * count if isinstance(devices, str) else devices
-
-
-def _start_pool(config: RunConfig, sources: Sources, placement: Placement, agent: int) -> GenerationPool:
+def _start_pool(config: RunConfig, sources: Sources, room: Room, agent: int) -> GenerationPool:
     engine = config.engine
     spec = EngineSpec(
         backend=engine.backend,
@@ -160,6 +163,7 @@ def _start_pool(config: RunConfig, sources: Sources, placement: Placement, agent
         max_model_len=engine.max_model_len,
         kv_cache_memory_mib=engine.kv_cache_memory_mib,
         gpu_memory_utilization=engine.gpu_memory_utilization,
+        tensor_parallel_size=engine.tensor_parallel_size,
         enforce_eager=engine.enforce_eager,
         trust_remote_code=config.model_options.trust_remote_code,
         truncate_prompts=engine.truncate_prompts,
@@ -168,38 +172,26 @@ def _start_pool(config: RunConfig, sources: Sources, placement: Placement, agent
     return GenerationPool(
         agent,
         spec,
-        [worker.options for worker in placement.workers[agent]],
+        [room.worker_options(agent, replica) for replica in range(engine.workers_per_agent)],
         start_timeout_s=engine.start_timeout_s,
         generate_timeout_s=engine.generate_timeout_s,
     )
 
 
-def critic_layout(args: ActorCriticConfig, critic_of_agent: Sequence[int]) -> CriticLayout:
-    """Who judges whom under the configured algorithm."""
-    if not isinstance(args, IACConfig):
-        return CriticLayout("joint", args.critic_type, (0,) * args.num_agents)
-    if not args.use_separate_critic:
-        return CriticLayout("backbone", args.critic_type)
-    return CriticLayout("own", args.critic_type, tuple(critic_of_agent))
-
-
-def _start_learners(
-    config: RunConfig, sources: Sources, placement: Placement, first_tokenizer: Any
-) -> LearnerGroup:
-    args = config.args
+def _start_learners(config: RunConfig, sources: Sources, room: Room, first_tokenizer: Any) -> LearnerGroup:
+    args, placement = config.args, room.placement
     layout = critic_layout(args, sources.critic_of_agent)
-    policies = [_start_policy(config, sources, placement, layout, i) for i in range(args.num_agents)]
-    by_device: dict[str, dict[int, LearnerSpec]] = {}
-    devices = _devices(args.critic_devices, len(sources.critics)) or [
-        next(iter(placement.critics), "cpu") for _ in sources.critics
-    ]
-    for key, (source, device) in enumerate(zip(sources.critics, devices, strict=True)):
+    policies = [_start_policy(config, sources, room, layout, i) for i in range(args.num_agents)]
+    held_by: dict[str, dict[int, LearnerSpec]] = {}
+    for key, (source, actor) in enumerate(zip(sources.critics, placement.critic_actors, strict=True)):
+        device = placement.critics[actor][0].device
         spec = _learner_spec(config, source, args.effective_critic_learning_rate, device, key)
-        by_device.setdefault(device, {})[key] = spec
-    critics: dict[int, Any] = {}
-    for device, specs in by_device.items():
-        actor = _actor(CriticLearner, placement.critics[device]).remote(specs)
-        critics.update(dict.fromkeys(specs, actor))
+        held_by.setdefault(actor, {})[key] = spec
+    critics: dict[int, RankGroup] = {}
+    for name, specs in held_by.items():
+        places = placement.critics[name]
+        group = _ranks(f"critic {min(specs)}", CriticLearner, specs, [room.options(p) for p in places])
+        critics.update(dict.fromkeys(specs, group))
     trust = config.model_options.trust_remote_code
     reader = CriticReader(
         layout,
@@ -213,24 +205,38 @@ def _start_learners(
         train_batch_size=args.effective_train_batch_size,
         reference_kl_coef=args.reference_kl_coef if args.reference_kl_enabled else None,
         seed=config.seed,
+        weighs_tokens=config.importance_sampling_cap is not None,
     )
     return LearnerGroup(policies, critics, reader, rules, update_timeout_s=config.learner.update_timeout_s)
 
 
 def _start_policy(
-    config: RunConfig, sources: Sources, placement: Placement, layout: CriticLayout, agent: int
-) -> Any:
+    config: RunConfig, sources: Sources, room: Room, layout: CriticLayout, agent: int
+) -> RankGroup:
     args = config.args
-    place = placement.policies[agent]
+    places = room.placement.policies[agent]
     spec = PolicySpec(
-        learner=_learner_spec(config, sources.agents[agent], args.agent_learning_rate, place.device, agent),
+        learner=_learner_spec(
+            config, sources.agents[agent], args.agent_learning_rate, places[0].device, agent
+        ),
         agent_idx=agent,
         backbone_value=layout.critic_type if layout.kind == "backbone" else None,
         value_clip_range=args.value_clip_range if isinstance(args, IACConfig) else None,
         with_reference=args.reference_kl_enabled,
-        reference_device=placement.reference_devices[agent],
+        reference_device=room.placement.reference_devices[agent],
+        importance_sampling_cap=config.importance_sampling_cap,
+        lora=_lora_of(config),
     )
-    return _actor(PolicyLearner, place).remote(spec)
+    return _ranks(f"agent {agent}", PolicyLearner, spec, [room.options(place) for place in places])
+
+
+def _lora_of(config: RunConfig) -> LoraSpec | None:
+    lora = config.lora
+    if lora is None:
+        return None
+    return LoraSpec(
+        lora.rank, lora.alpha, None if lora.target_modules is None else tuple(lora.target_modules)
+    )
 
 
 def _learner_spec(config: RunConfig, source: str, learning_rate: float, device: str, key: int) -> LearnerSpec:
@@ -254,8 +260,13 @@ def _learner_spec(config: RunConfig, source: str, learning_rate: float, device: 
     )
 
 
-def _actor(learner: type, place: ActorPlacement) -> Any:
-    return ray.remote(learner).options(max_restarts=0, **place.options)
+def _ranks(label: str, learner: type, spec: Any, options: Sequence[dict[str, Any]]) -> RankGroup:
+    """One actor per entry of `options`."""
+    actor, size = ray.remote(learner), len(options)
+    return RankGroup(
+        label,
+        [actor.options(max_restarts=0, **own).remote(spec, rank, size) for rank, own in enumerate(options)],
+    )
 
 
 def _context_length(source: str, trust_remote_code: bool) -> int | None:

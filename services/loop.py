@@ -6,29 +6,29 @@ another module's.
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actors.rollout import ItemRef, Rollout, RolloutCollector, items_that_fit
-from learners.samples import IntArray, Sample
-from services.checkpoint import CheckpointStore, TrainerState
+from actors.generation_pool import WorkerLostError
+from actors.limits import WaitLimitError
+from learners.samples import IntArray
+from services.checkpoint import AfterRound, CheckpointStore, TrainerState
 from services.config import RunConfig
-from services.data import Rows
-from services.evaluation import Evaluator
 from services.launch import System
 from services.learner_group import LearnerLostError, RoundResult
 from services.metrics import MetricBuffer, MetricsLogger
 from services.metrics_callback import call_metrics_callback
 from services.progress import Progress
-from services.reporting import round_report
+from services.reporting import round_report, staleness
 from services.rollout_log import RolloutLog
+from services.round_collection import CollectedRound, RoundCollection
 from services.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -67,50 +67,53 @@ def make_probes(system: System, prompts: Sequence[str]) -> list[IntArray]:
 
 
 class TrainingLoop:
-    """Trains until the configured epochs are done, or `max_updates` more update rounds are.
+    """Trains until the configured epochs are done, or a number of update rounds.
 
     Args:
-        rows: the training set, walked in order, one epoch after another.
+        probes: a token sequence per agent, see `make_probes`.
+        ahead: rollouts of the first round, where they have been collected before.
         save_learners: fills a checkpoint's folder.
+        workers_wanted: how many generation workers per agent have been asked for since it was last called, or None.
     """
 
     def __init__(
         self,
         config: RunConfig,
         system: System,
-        collector: RolloutCollector,
-        rows: Rows,
+        rounds: RoundCollection,
+        probes: Sequence[IntArray],
         recorders: Recorders,
         state: TrainerState,
         *,
-        evaluator: Evaluator | None,
+        ahead: CollectedRound | None,
         save_learners: Callable[[Path], None],
         metrics_callback: Callable[..., Any] | None,
+        workers_wanted: Callable[[], int | None],
     ) -> None:
         self._config = config
         self._args = config.args
         self._system = system
-        self._collector = collector
-        self._rows = rows
+        self._rounds = rounds
+        self._ahead = ahead
         self._to = recorders
         self.state = state
-        self._evaluator = evaluator
         self._save_learners = save_learners
         self._metrics_callback = metrics_callback
+        self._workers_wanted = workers_wanted
         self._buffer = MetricBuffer(self._args.logging_steps, state.pending_metrics)
-        self._probe_ids = make_probes(system, collector.prompts.first(dict(rows[0])))
-        self._updating = False
-        # While rollouts are collected, a run may stop at once: they can be collected again.
-        self._signals = StopSignals(defer=lambda: self._updating)
+        self._probe_ids = probes
+        self._pending: Future[RoundResult] | None = None
+        """The update that runs."""
+        # While rollouts alone are collected, a run may stop at once: they can be collected again.
+        self._signals = StopSignals(defer=lambda: self._pending is not None)
         self._checkpointed_round = state.update_round
 
-    def run(self, max_updates: int | None = None) -> None:
-        """Train.
+    def run(self, stop_at: int | None = None, after_round: AfterRound | None = None) -> None:
+        """Train, until `stop_at` update rounds are done at most.
 
         Whatever ends the run early, a callback that raises, a signal, a loss that is not finite, the last finished
         update round is in a checkpoint before the error leaves here.
         """
-        stop_at = None if max_updates is None else self.state.update_round + max_updates
         with self._signals:
             try:
                 self.push_weights()
@@ -118,7 +121,10 @@ class TrainingLoop:
                     if stop_at is not None and self.state.update_round >= stop_at:
                         self._checkpoint("stopped after the asked number of update rounds")
                         return
+                    self._scale_if_asked()
                     self._round()
+                    if after_round is not None:
+                        after_round(lambda: self._checkpoint("asked for"))
             except BaseException as error:
                 self._rescue(error)
                 raise
@@ -130,105 +136,105 @@ class TrainingLoop:
         verify = version % self._config.engine.verify_push_every == 0
         return push_weights(self._system, self._probe_ids, version, verify=verify)
 
+    def _scale_if_asked(self) -> None:
+        """Another number of generation workers changes no completion, so a wish that fails does not end the run."""
+        count, present = self._workers_wanted(), self._system.workers_per_agent
+        if count is None or count == present:
+            return
+        try:
+            self._system.scale(count)
+        except (WorkerLostError, WaitLimitError) as error:
+            logger.warning("%d generation workers per agent as before, not %d: %s", present, count, error)
+            return
+        logger.info("update round %d: %d generation workers per agent", self.state.update_round, count)
+
     def _round(self) -> None:
-        """One update round: rollouts up to a full buffer (or the epoch's end), one update, one push."""
+        """One update round: rollouts up to a full buffer (or the epoch's end), one update, one push.
+
+        Where staleness is allowed, the next round's rollouts are collected while the update runs.
+        """
         started = time.perf_counter()
-        after = copy.copy(
-            self.state
-        )  # becomes the state once the update is done; until then nothing has happened
-        rollouts, reward_seconds = self._collect(after)
-        samples = [
-            [sample for rollout in rollouts for sample in rollout.samples[agent]]
-            for agent in range(self._args.num_agents)
-        ]
-        result = self._update(samples, after)
+        ahead, self._ahead = self._ahead, None
+        collected = ahead or self._rounds.collect(self.state)
+        for metrics, step in collected.evaluations:
+            self._to.metrics.log(metrics, step)
+        result, trouble = self._update(collected)
+        self._to.progress.items(len(collected.rollouts))
         sync_started = time.perf_counter()
         probe_gap = self.push_weights()
         sync = time.perf_counter() - sync_started
-        self._report(rollouts, result, probe_gap, started, reward_seconds, sync)
+        here = [each for each in (None if ahead else collected, self._ahead) if each is not None]
+        generating = sum(each.generation.seconds for each in here)
+        self._report(collected, result, probe_gap, started, generating, sync)
         interval = self._config.checkpoint_interval
         if interval and self.state.update_round % interval == 0:
             self._checkpoint("interval")
+        if trouble is not None:
+            raise trouble
         self._signals.raise_if_asked()
 
-    def _collect(self, after: TrainerState) -> tuple[list[Rollout], float]:
-        """Rollouts of the items that one-at-a-time collection would put into this round; moves `after` past them."""
-        rollouts: list[Rollout] = []
-        missing, reward_seconds = self._args.rollout_buffer_size, 0.0
-        while missing > 0 and after.next_item < len(self._rows):
-            self._evaluate_if_due(after)
-            count = items_that_fit(missing, self._args.num_turns, self._args.num_generations)
-            stop = min(after.next_item + count, len(self._rows), self._next_evaluation(after.next_item))
-            items = [ItemRef(i, after.epoch, dict(self._rows[i])) for i in range(after.next_item, stop)]
-            collected, seconds = self._collector.collect(items, self._generate)
-            rollouts += collected
-            reward_seconds += seconds
-            missing -= sum(len(rollout.samples[0]) for rollout in collected)
-            after.next_item = stop
-            after.reward_evaluations += sum(rollout.reward_evaluations for rollout in collected)
-            self._to.progress.items(len(collected))
-        if after.next_item >= len(self._rows):
-            after.epoch, after.next_item = after.epoch + 1, 0
-        after.update_round += 1
-        return rollouts, reward_seconds
+    def _update(self, collected: CollectedRound) -> tuple[RoundResult, Exception | None]:
+        """Update every agent; once begun the round has happened, even if one learner refuses its step.
 
-    def _update(self, samples: list[list[Sample]], after: TrainerState) -> RoundResult:
-        """Update every agent; from here on the round has happened, even if one learner refuses its step."""
-        self._updating = True
+        The update runs in a thread; this one collects the next round meanwhile, or waits.  The update is over when this
+        returns or raises, unless a second signal does not wait for it.
+
+        Returns:
+            What the update did, and what went wrong with the next round's collection meanwhile.
+        """
+        samples = collected.samples(self._args.num_agents)
+        background = ThreadPoolExecutor(1, "update")
+        pending = background.submit(self._system.learners.update, samples, collected.after.update_round - 1)
+        self._pending = pending
+        background.shutdown(wait=False)  # the thread ends with the update
+        trouble: Exception | None = None
         try:
-            return self._system.learners.update(samples, after.update_round - 1)
-        finally:
-            self.state = after
-            self._updating = False
-
-    def _generate(self, prompts: list[list[str]], seeds: list[list[int]]) -> list[Any]:
-        return self._system.generation.generate(prompts, seeds, self._system.sampling)
-
-    def _evaluate_if_due(self, after: TrainerState) -> None:
-        interval = self._args.eval_interval
-        if self._evaluator is None or interval <= 0 or after.next_item % interval:
-            return
-        metrics = self._evaluator.run(after.epoch, after.next_item)
-        self._to.metrics.log(metrics, after.reward_evaluations)
-        self._system.generation.take_stats()  # evaluation is not part of training's times
-
-    def _next_evaluation(self, item: int) -> int:
-        """The next item before which an evaluation is due; rounds are collected up to it."""
-        interval = self._args.eval_interval
-        if self._evaluator is None or interval <= 0:
-            return len(self._rows)
-        return (item // interval + 1) * interval
+            if self._config.max_staleness and collected.after.epoch < self._args.num_train_epochs:
+                self._ahead = self._rounds.collect(collected.after)
+        except Exception as error:
+            trouble = error
+        wait([pending])  # its own waits have limits
+        collected.after.pending_metrics = self.state.pending_metrics
+        self.state = collected.after
+        self._pending = None
+        failed = pending.exception()
+        if failed is not None:
+            raise failed from trouble
+        return pending.result(), trouble
 
     def _report(
         self,
-        rollouts: list[Rollout],
+        collected: CollectedRound,
         result: RoundResult,
         probe_gap: float,
         started: float,
-        reward_seconds: float,
+        generating: float,
         sync_seconds: float,
     ) -> None:
-        stats = self._system.generation.take_stats()
+        stats, took = collected.generation, time.perf_counter() - started
         seconds = {
             "generate": stats.seconds,
-            "reward": reward_seconds,
+            "reward": collected.reward_seconds,
             **result.seconds,
             "sync": sync_seconds,
             "wait": stats.wait_seconds + result.seconds.get("wait", 0.0),
-            "round": time.perf_counter() - started,
+            "round": took,
         }
         penalty = self._args.reference_kl_coef if self._args.reference_kl_enabled else None
         report = round_report(result, penalty, stats, seconds, probe_gap)
+        report |= staleness(result.agents, self.state.update_round)
+        learning = sum(result.seconds[part] for part in ("value", "update"))
+        report |= {"idle/engines": 1 - generating / took, "idle/learners": 1 - learning / took}
         if self._metrics_callback is not None:
             samples = [sample for agent in result.agents for sample in agent.samples]
             advantages = np.concatenate([agent.advantages for agent in result.agents])
             report |= call_metrics_callback(self._metrics_callback, samples, advantages.tolist())
-        evaluations = sum(rollout.reward_evaluations for rollout in rollouts)
+        evaluations = sum(rollout.reward_evaluations for rollout in collected.rollouts)
         logged = self._buffer.add(report, evaluations)
         if logged is not None:
             self._to.metrics.log(logged, self.state.reward_evaluations)
         self.state.pending_metrics = self._buffer.state()
-        self._to.rollouts.write(result.agents, self.state.update_round, rollouts[0].item.epoch)
+        self._to.rollouts.write(result.agents, self.state.update_round, collected.rollouts[0].item.epoch)
         self._to.progress.show(
             {
                 "update": str(self.state.update_round),
@@ -237,17 +243,26 @@ class TrainingLoop:
             }
         )
 
-    def _checkpoint(self, reason: str) -> None:
-        if self._checkpointed_round == self.state.update_round and self._to.checkpoints.latest() is not None:
-            return
+    def _checkpoint(self, reason: str) -> Path:
+        latest = self._to.checkpoints.latest()
+        if self._checkpointed_round == self.state.update_round and latest is not None:
+            return latest
         self.state.reason = reason
-        path = self._to.checkpoints.write(self.state, self._save_learners)
+        path = self._to.checkpoints.write(self.state, self._fill)
         self._checkpointed_round = self.state.update_round
         logger.info("checkpoint %s (%s)", path, reason)
+        return path
+
+    def _fill(self, folder: Path) -> None:
+        self._save_learners(folder)
+        if self._ahead is not None:
+            self._ahead.write(folder)
 
     def _rescue(self, error: BaseException) -> None:
         """Leave a checkpoint of the last finished round; a second failure must not hide the first."""
-        if isinstance(error, LearnerLostError):
+        if (
+            isinstance(error, LearnerLostError) or self._pending is not None
+        ):  # learners in the middle of an update
             latest = self._to.checkpoints.latest()
             error.add_note(f"the newest checkpoint is {latest or 'missing: none had been written yet'}")
             return

@@ -35,6 +35,14 @@ def round_report(
     return report
 
 
+def staleness(agents: list[AgentRound], update_round: int) -> dict[str, float]:
+    """How many updates older than the policy that update `update_round` (counted from 1) began with are the weights
+    that its samples come from."""
+    versions = np.array([sample.completion.weight_version for own in agents for sample in own.samples])
+    behind = update_round - 1 - versions
+    return {"staleness_mean": float(behind.mean()), "staleness_max": float(behind.max())}
+
+
 def turn_metrics(agents: list[AgentRound], reference_kl_coef: float | None) -> dict[str, float]:
     """`turn_k/reward_mean`, `turn_k/expected_return` and the reference penalty, over a turn's samples."""
     values: dict[str, list[float]] = defaultdict(list)

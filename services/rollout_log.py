@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("advantage", pa.float32()),
         ("expected_return", pa.float32()),
         ("weight_version", pa.int64()),
+        ("staleness", pa.int32()),
         ("engine_logprob", pa.float32()),
     ]
 )
@@ -95,5 +96,6 @@ def _rows(own: AgentRound, round_idx: int, epoch: int) -> Iterator[dict[str, Any
             "advantage": float(own.advantages[index]),
             "expected_return": sample.expected_return,
             "weight_version": completion.weight_version,
+            "staleness": round_idx - 1 - completion.weight_version,
             "engine_logprob": float(completion.logprobs.sum()),
         }

@@ -6,13 +6,15 @@ evaluated and saved.  What happens between is the training loop's business.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from actors.rollout import RolloutCollector
 from services.callables import reference_of
-from services.checkpoint import CheckpointError, CheckpointStore, TrainerState
+from services.checkpoint import AfterRound, CheckpointError, CheckpointStore, TrainerState
 from services.config import (
     ActorCriticConfig,
     CommonRun,
@@ -20,6 +22,7 @@ from services.config import (
     DataConfig,
     EngineConfig,
     IACConfig,
+    LoraConfig,
     MAACConfig,
     ModelOptions,
     RunConfig,
@@ -30,15 +33,22 @@ from services.config import (
 )
 from services.evaluation import Evaluator
 from services.launch import System, launch
-from services.loop import Recorders, TrainingLoop
+from services.learner_group import LearnerLostError
+from services.loop import Recorders, TrainingLoop, make_probes
 from services.metrics import MetricsLogger
 from services.progress import Progress
+from services.remote_control import leave_address
 from services.rollout_log import RolloutLog
 from services.rollouts import collector_of
+from services.round_collection import RoundCollection, read_ahead
 from services.run_folder import RunFolder
+from services.scaling import ScalingDesk
 from services.smarl.trainer import SMARLTrainer
 from services.sources import resolve_sources
+from services.storage import checkpoints_of, leave_final_copy
 from services.validate import check_run
+
+logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
@@ -47,8 +57,9 @@ class ActorCriticTrainer:
     """What MAAC and IAC trainers share: everything but the class of their `args`.
 
     Keyword arguments are those of the specification; `run_options` are the further fields of a run's configuration
-    (`engine`, `learner`, `placement`, `seed`, `output_dir`, `run_name`, `checkpoint_interval`, `keep_checkpoints`,
-    `eval_greedy`, `reward_timeout_s`), as dictionaries or models.
+    (`engine`, `learner`, `lora`, `placement`, `seed`, `output_dir`, `run_name`, `storage_path`, `checkpoint_interval`,
+    `keep_checkpoints`, `eval_greedy`, `reward_timeout_s`, `max_staleness`, `importance_sampling_cap`), as
+    dictionaries or models.
 
     Raises:
         ConfigError: anything that can be found wrong before a model is loaded; lists all of it.
@@ -80,6 +91,8 @@ class ActorCriticTrainer:
         self.args = args
         options = ModelOptions.model_validate(model_config or {})
         engine = EngineConfig.model_validate(run_options.pop("engine", None) or {})
+        given = run_options.pop("lora", None)
+        lora = None if given is None else LoraConfig.model_validate(given)
         self._checked = check_run(
             args,
             reward_func=reward_func,
@@ -96,6 +109,7 @@ class ActorCriticTrainer:
             eval_dataset=eval_dataset,
             model_options=options,
             engine=engine,
+            lora=lora,
         )
         checked = self._checked
         functions = ("reward_func", "reward_processor", "external_transition", "metrics_callback")
@@ -112,6 +126,7 @@ class ActorCriticTrainer:
                 "args": args,
                 "model_config": options,
                 "engine": engine,
+                "lora": lora,
                 "wandb_config": wandb_config,
                 **run_options,
             }
@@ -126,6 +141,7 @@ class ActorCriticTrainer:
         """The trainer that a configuration file describes."""
         fields = {
             "seed", "output_dir", "run_name", "checkpoint_interval", "keep_checkpoints", "eval_greedy",
+            "max_staleness", "importance_sampling_cap", "storage_path", "lora",
             "reward_timeout_s", "engine", "learner", "placement", "agent_model", "agents", "critic_model", "critics",
             "tokenizer", "args", "wandb_config", "train_dataset", "eval_dataset", "reward_func", "reward_processor",
             "formatters", "external_transition", "metrics_callback",
@@ -139,43 +155,90 @@ class ActorCriticTrainer:
             raise RuntimeError("the run folder is made by train(); it has not been called yet")
         return self._run.path
 
-    def train(self, *, resume_from: str | Path | None = None, max_updates: int | None = None) -> Path:
+    def train(
+        self,
+        *,
+        resume_from: str | Path | None = None,
+        max_updates: int | None = None,
+        after_round: AfterRound | None = None,
+    ) -> Path:
         """Train to the end of the configured epochs, or for `max_updates` more update rounds.
+
+        A run that loses a learner goes back to its newest checkpoint by itself, `learner.max_restarts` times.
 
         Args:
             resume_from: a run folder; training goes on from its newest checkpoint.
+            after_round: called between two rounds; what it raises ends the training.
 
         Returns:
             The run folder.  `final/` in it holds the trained models once all epochs are done.
         """
         run = self._open_run(resume_from)
-        checkpoints = CheckpointStore(run.checkpoints, self.config.keep_checkpoints)
+        checkpoints = checkpoints_of(run, self.config)
         checkpoint = None if resume_from is None else checkpoints.latest()
         if resume_from is not None and checkpoint is None:
             raise CheckpointError(f"{run.path} has no complete checkpoint to resume from")
-        state = TrainerState() if checkpoint is None else checkpoints.read_state(checkpoint, TrainerState)
+        stop_at = None if max_updates is None else _state_of(checkpoint).update_round + max_updates
+        resuming = checkpoint is not None
+        for restarts in count(1):
+            try:
+                self._train(run, checkpoints, checkpoint, stop_at, after_round, resuming=resuming)
+                return run.path
+            except LearnerLostError as error:
+                if restarts > self.config.learner.max_restarts:
+                    raise
+                checkpoint, resuming = checkpoints.latest(), True
+                logger.warning(
+                    "%s; going on from %s (restart %d of at most %d, learner.max_restarts)",
+                    error,
+                    checkpoint or "the beginning",
+                    restarts,
+                    self.config.learner.max_restarts,
+                )
+                self.shutdown()
+        raise AssertionError("unreachable")
+
+    def _train(
+        self,
+        run: RunFolder,
+        checkpoints: CheckpointStore,
+        checkpoint: Path | None,
+        stop_at: int | None,
+        after_round: AfterRound | None,
+        *,
+        resuming: bool,
+    ) -> None:
+        """Train from `checkpoint`, or from the beginning, until a learner is lost at most."""
+        state = _state_of(checkpoint)
         system = self._start()
         if checkpoint is not None:
             system.learners.load(str(checkpoint), self._agent_folders(), self._critic_folders())
-        recorders = self._recorders(run, checkpoints, state, resuming=checkpoint is not None)
+        recorders = self._recorders(run, checkpoints, state, resuming=resuming)
+        leave_address(run)
+        desk = ScalingDesk(run)
+        collector, rows = self._collector(self.args.num_generations), self._checked.train_rows
         loop = TrainingLoop(
             self.config,
             system,
-            self._collector(self.args.num_generations),
-            self._checked.train_rows,
+            RoundCollection(
+                self.args, rows, collector, system.generation, system.generate, self._evaluator(system)
+            ),
+            make_probes(system, collector.prompts.first(dict(rows[0]))),
             recorders,
             state,
-            evaluator=self._evaluator(system),
+            ahead=None if checkpoint is None else read_ahead(checkpoint),
             save_learners=lambda folder: self._save(folder, state=True),
             metrics_callback=self._checked.metrics_callback,
+            workers_wanted=desk.wanted,
         )
         try:
-            loop.run(max_updates)
+            loop.run(stop_at, after_round)
         finally:
+            desk.close()
             recorders.close()
         if loop.state.epoch >= self.args.num_train_epochs:
             self._save(run.final, state=False)
-        return run.path
+        leave_final_copy(run, self.config)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights on the evaluation set."""
@@ -215,7 +278,7 @@ class ActorCriticTrainer:
         if self._system is None:
             run = self._run or self._open_run(None)
             sources = resolve_sources(self._checked.models, self.args.num_agents, run.sources)
-            self._system = launch(self.config, sources, self._checked.tokenizers)
+            self._system = launch(self.config, sources, self._checked.tokenizers, run.path)
         return self._system
 
     def _recorders(
@@ -309,6 +372,10 @@ def trainer_of(config: CommonRun) -> ActorCriticTrainer | SMARLTrainer:
         return SMARLTrainer.from_config(config)
     assert isinstance(config, RunConfig)
     return LANGUAGE_TRAINERS[config.algorithm].from_config(config)
+
+
+def _state_of(checkpoint: Path | None) -> TrainerState:
+    return TrainerState() if checkpoint is None else CheckpointStore.read_state(checkpoint, TrainerState)
 
 
 def _written(source: Any) -> str:

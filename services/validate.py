@@ -18,7 +18,8 @@ from services.composition import Function, Models, find_models, formatters_of, t
 from services.config.algorithm import ActorCriticConfig
 from services.config.base import Problems
 from services.config.common import CommonRun
-from services.config.run import DataConfig, EngineConfig, ModelOptions, RunConfig
+from services.config.models import EngineConfig, LoraConfig, ModelOptions
+from services.config.run import DataConfig, RunConfig
 from services.config.smarl import SMARLRunConfig
 from services.data import Rows, check_prompts, load_rows
 
@@ -58,6 +59,7 @@ def validate(config: RunConfig) -> CheckedRun:
         eval_dataset=config.eval_dataset,
         model_options=config.model_options,
         engine=config.engine,
+        lora=config.lora,
     )
 
 
@@ -100,6 +102,7 @@ def check_run(
     eval_dataset: DataConfig | str | Rows | None = None,
     model_options: ModelOptions | None = None,
     engine: EngineConfig | None = None,
+    lora: LoraConfig | None = None,
 ) -> CheckedRun:
     """Checks the arguments of a trainer, names or objects, against each other and against what they point at.
 
@@ -109,7 +112,13 @@ def check_run(
     problems = Problems(found)
     keys = _keys_of(models, agents, critics, tokenizer)
     tokenizers = _check_models(
-        problems, args, models, keys, model_options or ModelOptions(), engine or EngineConfig()
+        problems,
+        args,
+        models,
+        keys,
+        model_options or ModelOptions(),
+        engine or EngineConfig(),
+        lora,
     )
     if reward_func is None:
         problems.add("reward_func", "missing; give the function that scores the agents' joint answer")
@@ -163,6 +172,7 @@ def _check_models(
     keys: Models,
     options: ModelOptions,
     engine: EngineConfig,
+    lora: LoraConfig | None,
 ) -> list[Any]:
     """Checks all models and tokenizers; returns the tokenizers. `keys` holds what each is called in a message."""
     trust = options.trust_remote_code
@@ -191,6 +201,12 @@ def _check_models(
         if engine.backend == "vllm" and not _on_gpu(args.agent_devices, agent):
             problems.add(key, _of(source, model_checks.head_size_problem(config)))
         _check_context(problems, args, engine, config, f"{key} ({_shown(source)})")
+        problem = model_checks.tensor_parallel_problem(config, engine.tensor_parallel_size)
+        problems.add("engine.tensor_parallel_size", _of(source, problem))
+        targets = None if lora is None else lora.target_modules
+        if targets is not None and model_checks.causal_problem(config) is None:
+            problem = model_checks.adapter_problem(config, targets, trust)
+            problems.add("lora.target_modules", _of(source, problem))
     for critic, (source, key) in enumerate(zip(models.critics, keys.critics, strict=True)):
         config = (
             None if source is None else problems.collect(key, model_checks.read_model_config, source, trust)

@@ -9,17 +9,11 @@ from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import ConfigError
 from services.config.common import CommonRun, WandbConfig
 from services.config.load import explain, load_config, parse_config
+from services.config.models import Dtype, EngineConfig, LearnerConfig, LoraConfig, ModelOptions
+from services.config.placement import PlacementConfig, Strategy, TeamPlacementConfig
 from services.config.registry import ALGORITHMS
 from services.config.render import commented_config, config_reference, dump_config
-from services.config.run import (
-    DataConfig,
-    Dtype,
-    EngineConfig,
-    LearnerConfig,
-    ModelOptions,
-    PlacementConfig,
-    RunConfig,
-)
+from services.config.run import DataConfig, RunConfig
 from services.config.smarl import EnvironmentConfig, SMARLConfig, SMARLRunConfig, WorkersConfig
 
 __all__ = [
@@ -33,12 +27,15 @@ __all__ = [
     "EnvironmentConfig",
     "IACConfig",
     "LearnerConfig",
+    "LoraConfig",
     "MAACConfig",
     "ModelOptions",
     "PlacementConfig",
     "RunConfig",
     "SMARLConfig",
     "SMARLRunConfig",
+    "Strategy",
+    "TeamPlacementConfig",
     "WandbConfig",
     "WorkersConfig",
     "commented_config",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,8 @@ class WandbConfig(ConfigModel):
 class CommonRun(ConfigModel):
     """The settings that all runs share."""
 
+    elsewhere: ClassVar[dict[str, str]] = {"sweep": "only `greenroom sweep` reads it"}
+
     wandb_config: WandbConfig | None = Field(
         default=None, description="Log to Weights & Biases; null: do not."
     )
@@ -39,6 +41,13 @@ class CommonRun(ConfigModel):
         pattern=r"^[^/\\]+$",
         description="Name of the run folder; null: algorithm and time.",
         json_schema_extra={"accepts": "text without slashes, or null"},
+    )
+    storage_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where a copy of the run is kept, brought up to date after every checkpoint: a folder, or a URI "
+        "such as s3://bucket/runs or gs://bucket/runs; null: nowhere.",
+        json_schema_extra={"accepts": "a folder or a URI, or null"},
     )
     keep_checkpoints: int | None = Field(
         default=3, ge=1, description="Newest checkpoints to keep; null: all."

@@ -34,6 +34,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> CommonRun:
     refer to others by OmegaConf interpolation (`${seed}`, `${oc.env:HOME}`). Raises ConfigError, which lists
     everything that is wrong, with the full key, the value and what is accepted.
     """
+    return parse_config(read_settings(path, overrides), f"{path} cannot be used")
+
+
+def read_settings(path: str | Path, overrides: Sequence[str] = ()) -> dict[Any, Any]:
+    """What the YAML file `path` says, changed by `overrides`, not looked at yet."""
     heading = f"{path} cannot be used"
     tree = _read_yaml(Path(path), heading)
     for override in overrides:
@@ -43,7 +48,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> CommonRun:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}", heading) from None
     assert isinstance(plain, dict)
-    return parse_config(plain, heading)
+    return plain
 
 
 def parse_config(values: dict[Any, Any], heading: str = "The configuration cannot be used") -> CommonRun:
@@ -87,6 +92,8 @@ def _explain_one(problem: ErrorDetails, model: type[BaseModel], algorithm: str |
         return key, ""
     if problem["type"] == UNKNOWN_KEY:
         key = ".".join([key, *map(str, rest)]) if key else ".".join(map(str, rest))
+        if not issubclass(model, CommonRun):
+            return key, f"{key}: {problem['msg']}"
         return key, f"{key}: {_unknown_key(key, here or model, algorithm, problem['msg'])}"
     if problem["type"] == "invalid_key":
         name = str(rest[-1])

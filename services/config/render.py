@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from services.config.base import ConfigError, nearest
+from services.config.base import ConfigError, ConfigModel, nearest
 from services.config.common import CommonRun
 from services.config.fields import Setting, settings
 from services.config.registry import ALGORITHMS, run_model
 from services.config.run import LANGUAGE_ALGORITHMS, RunConfig
 from services.config.smarl import SMARLRunConfig
+from services.config.sweep import SweepConfig
 
 _WIDTH = 100
 
@@ -79,7 +80,7 @@ def _yaml(value: Any) -> str:
     )
 
 
-def dump_config(config: CommonRun) -> str:
+def dump_config(config: ConfigModel) -> str:
     """The settings of `config`, every one of them, as YAML that `load_config` reads back to an equal config."""
     plain = config.model_dump(mode="json")
     return yaml.safe_dump(_escaped(plain), sort_keys=False, allow_unicode=True)
@@ -113,6 +114,16 @@ def config_reference() -> str:
         "# DDPG agents: `algorithm: smarl`",
         "",
         *_run_reference(SMARLRunConfig, None),
+        "",
+        "# Sweeps",
+        "",
+        "`greenroom sweep` reads a run's configuration with one more section; see [sweeps.md](sweeps.md).",
+        "",
+        "## `sweep`",
+        "",
+        _summary(SweepConfig),
+        "",
+        *_table(settings(SweepConfig)),
     ]
     return "\n".join(lines) + "\n"
 

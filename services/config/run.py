@@ -15,11 +15,11 @@ from pydantic_core import PydanticCustomError
 from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import UNDECIDED, ConfigModel
 from services.config.common import CommonRun
+from services.config.models import EngineConfig, LearnerConfig, LoraConfig, ModelOptions, wide_model_problems
+from services.config.placement import PlacementConfig
 
 LANGUAGE_ALGORITHMS: dict[str, type[ActorCriticConfig]] = {"maac": MAACConfig, "iac": IACConfig}
 """The model that reads `args`, for each value of `algorithm`."""
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 _CALLABLE: JsonDict = {"accepts": "`package.module:function` or `path/to/file.py:function`"}
 _OPTIONAL_CALLABLE: JsonDict = {"accepts": "`package.module:function`, `path/to/file.py:function` or null"}
@@ -51,140 +51,6 @@ class DataConfig(ConfigModel):
         default=None, min_length=1, description="Configuration of a hub data set that has several."
     )
     limit: int | None = Field(default=None, ge=1, description="Take only the first so many rows.")
-
-
-class ModelOptions(ConfigModel):
-    """How models are loaded and how large value heads are."""
-
-    dtype: Dtype | None = Field(
-        default=None,
-        description="Weights of learners; null: float32 on the CPU, bfloat16 on a GPU. "
-        "Half types keep float32 optimiser state.",
-    )
-    critic_value_head_hidden_dim: int | None = Field(
-        default=None, ge=1, description="The same as in `args`, kept for configurations that have it here."
-    )
-    value_head_hidden_dim: int | None = Field(
-        default=None,
-        ge=1,
-        description="The same as in `args` of IAC, kept for configurations that have it here.",
-    )
-    trust_remote_code: bool = Field(
-        default=False, description="Run model code that comes with a hub repository."
-    )
-    attn_implementation: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Attention of transformers, such as `sdpa` or `eager`; null: its own choice.",
-    )
-
-    def effective_dtype(self, on_gpu: bool) -> Dtype:
-        """The type of the learners' weights."""
-        return self.dtype or default_dtype(on_gpu)
-
-    def critic_head_hidden_dim(self, args: ActorCriticConfig) -> int | None:
-        """Hidden width of the value head of a critic model: that of `args`, else the one given here."""
-        return args.critic_value_head_hidden_dim or self.critic_value_head_hidden_dim
-
-    def shared_head_hidden_dim(self, args: IACConfig) -> int | None:
-        """Hidden width of the value head on a shared backbone: that of `args`, else the one given here."""
-        return args.value_head_hidden_dim or self.value_head_hidden_dim
-
-
-class EngineConfig(ConfigModel):
-    """The generation engines."""
-
-    backend: Literal["vllm", "transformers"] = Field(
-        default="vllm", description="What generates; `transformers` is slow and serves what vLLM does not."
-    )
-    workers_per_agent: int = Field(default=1, ge=1, description="Engines that share one agent's prompts.")
-    dtype: Dtype | None = Field(
-        default=None, description="Weights of engines; null: float32 on the CPU, bfloat16 on a GPU."
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=2,
-        description="Longest prompt and completion together, in tokens; null: what the model allows.",
-    )
-    kv_cache_memory_mib: int | None = Field(
-        default=None,
-        ge=1,
-        description="KV cache of one engine in MiB; null: 256 on the CPU, vLLM's choice on a GPU.",
-    )
-    gpu_memory_utilization: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of a GPU's memory that one engine may take; null: vLLM's choice.",
-    )
-    enforce_eager: bool = Field(
-        default=False, description="Do not compile the model: starts faster, generates slower."
-    )
-    truncate_prompts: bool = Field(
-        default=False,
-        description="Cut a prompt that is too long from its left, and count it, instead of refusing it.",
-    )
-    verify_push_every: int = Field(
-        default=1,
-        ge=1,
-        description="Prove every n-th weight push by comparing log-probabilities with the learner's.",
-    )
-    logprob_tolerance: float | None = Field(
-        default=None,
-        gt=0,
-        description="Largest difference such a proof accepts; null: 1e-3 in float32, 0.1 in half types.",
-    )
-    start_timeout_s: float = Field(
-        default=600, gt=0, description="Longest wait for an engine to start, in seconds."
-    )
-    generate_timeout_s: float = Field(
-        default=1800, gt=0, description="Longest wait for one call of generation, in seconds."
-    )
-
-    def effective_dtype(self, on_gpu: bool) -> Dtype:
-        """The type of the engines' weights."""
-        return self.dtype or default_dtype(on_gpu)
-
-    def effective_kv_cache_memory_mib(self, on_gpu: bool) -> int | None:
-        """MiB of KV cache; None leaves it to vLLM."""
-        return self.kv_cache_memory_mib or (None if on_gpu else 256)
-
-    def effective_logprob_tolerance(self, dtype: Dtype) -> float:
-        """Largest accepted difference of a log-probability between an engine in `dtype` and the learner."""
-        return self.logprob_tolerance or (1e-3 if dtype == "float32" else 0.1)
-
-
-class LearnerConfig(ConfigModel):
-    """The learners of policies and critics."""
-
-    micro_batch_tokens: int = Field(
-        default=16384,
-        ge=1,
-        description="Tokens, padding included, that a learner takes at a time; does not change a step.",
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Recompute activations instead of keeping them."
-    )
-    start_timeout_s: float = Field(
-        default=600, gt=0, description="Longest wait for a learner to load its models, in seconds."
-    )
-    update_timeout_s: float = Field(
-        default=3600, gt=0, description="Longest wait for one update, in seconds."
-    )
-
-
-class PlacementConfig(ConfigModel):
-    """What the actors ask Ray for; null is chosen from what the machine has."""
-
-    cpus_per_generation_worker: float | None = Field(
-        default=None, ge=0, description="CPUs of one generation worker."
-    )
-    gpus_per_generation_worker: float | None = Field(
-        default=None, ge=0, description="GPUs of one generation worker."
-    )
-    cpus_per_learner: float | None = Field(default=None, ge=0, description="CPUs of one learner.")
-    gpus_per_learner: float | None = Field(default=None, ge=0, description="GPUs of one learner.")
-    timeout_s: float = Field(default=300, gt=0, description="Longest wait for these resources, in seconds.")
 
 
 class RunConfig(CommonRun):
@@ -269,8 +135,28 @@ class RunConfig(CommonRun):
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="The generation engines.")
     learner: LearnerConfig = Field(default=LearnerConfig(), description="The learners.")
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="Train adapters in the agents' models instead of all their weights; null: all weights. Critic "
+        "models train in full.",
+        json_schema_extra={"accepts": "section of settings or null"},
+    )
     placement: PlacementConfig = Field(
-        default=PlacementConfig(), description="Resources of the actors; null is chosen automatically."
+        default=PlacementConfig(),
+        description="Nodes and resources of the actors; null is chosen automatically.",
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="0: strictly on-policy; 1: the next rollouts are drawn while the update runs, from weights that "
+        "are one update old.",
+    )
+    importance_sampling_cap: float | None = Field(
+        default=None,
+        gt=0,
+        description="Truncated importance sampling: weigh each token by how much likelier the learner finds it than "
+        "the engine did, at most this; null: no correction.",
     )
     checkpoint_interval: int = Field(
         default=50, ge=0, description="Update rounds between two checkpoints; 0: only at the end."
@@ -315,9 +201,24 @@ class RunConfig(CommonRun):
                         f"{name}={wanted} contradicts args.{name}={there}: give it in one of the two",
                     )
                 )
+        found += wide_model_problems(self.engine, self.learner, self.args, self.placement)
+        if self.lora is not None and self.args.reference_devices is not None:
+            found.append(
+                (
+                    "lora",
+                    "needs no reference model: the reference is the agent's model without its adapters, on the "
+                    "same device; leave args.reference_devices out",
+                )
+            )
+        if self.placement.strategy != "pack":
+            found += [("placement", text) for text in self._numbered_devices()]
         return found
 
-
-def default_dtype(on_gpu: bool) -> Dtype:
-    """The type of weights where none is set."""
-    return "bfloat16" if on_gpu else "float32"
+    def _numbered_devices(self) -> list[str]:
+        """Numbers of GPUs mean something on one node only."""
+        return [
+            f"strategy={self.placement.strategy} uses several nodes, but args.{name}={devices} numbers the GPUs of "
+            "one: write `cuda`, and Ray picks the GPU; or use strategy=pack"
+            for name in ("agent_devices", "critic_devices", "reference_devices")
+            if (devices := getattr(self.args, name)) is not None and "cuda:" in str(devices)
+        ]

@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 
 from services.config.base import ConfigModel
 from services.config.common import CommonRun
+from services.config.placement import TeamPlacementConfig
 
 _CALLABLE: JsonDict = {"accepts": "`package.module:function`, `path/to/file.py:function` or null"}
 
@@ -241,11 +242,14 @@ class SMARLRunConfig(CommonRun):
     )
     args: SMARLConfig = Field(default=SMARLConfig(), description="The algorithm's settings.")
     workers: WorkersConfig = Field(default=WorkersConfig(), description="How the run spreads over processes.")
+    placement: TeamPlacementConfig = Field(
+        default=TeamPlacementConfig(), description="Nodes and resources of the processes."
+    )
     checkpoint_interval: int = Field(
         default=100, ge=0, description="Episodes between two checkpoints; 0: only at the end."
     )
 
-    @field_validator("args", "workers", mode="before")
+    @field_validator("args", "workers", "placement", mode="before")
     @classmethod
     def _empty_section(cls, value: Any) -> Any:
         return {} if value is None else value
@@ -273,3 +277,14 @@ class SMARLRunConfig(CommonRun):
         """From which episode on -> how many agents, in order."""
         counts = {0: self.agents} if isinstance(self.agents, int) else self.agents
         return dict(sorted(counts.items()))
+
+    def inconsistencies(self) -> list[tuple[str, str]]:
+        if self.placement.strategy == "per_agent_node" and self.workers.agents_per_worker != 1:
+            return [
+                (
+                    "placement",
+                    "strategy=per_agent_node puts every agent on another node, but workers.agents_per_worker="
+                    f"{self.workers.agents_per_worker} keeps several in one process: set it to 1",
+                )
+            ]
+        return []

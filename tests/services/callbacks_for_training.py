@@ -25,3 +25,8 @@ def follow(prompt: str, agent_completions: list[str], num_agents: int, **history
 
 def number_of_samples(samples: list[Any]) -> dict[str, float]:
     return {"samples": float(len(samples))}
+
+
+def shares(answers: list[str]) -> list[float]:
+    """Of a single agent."""
+    return [share(answer) for answer in answers]

@@ -362,8 +362,9 @@ def test_the_printed_optional_sections_load_when_uncommented(tmp_path: Path) -> 
         commented_config("maac")
         .replace("\nwandb_config: null\n", "\n")
         .replace("\neval_dataset: null\n", "\n")
+        .replace("\nlora: null\n", "\n")
     )
-    starts = ("# wandb_config:", "# eval_dataset:", "#   ")
+    starts = ("# wandb_config:", "# eval_dataset:", "# lora:", "#   ")
     lines = [line.removeprefix("# ") if line.startswith(starts) else line for line in text.splitlines()]
     # The second line of a long note starts like a setting that is commented out.
     lines = [line for line in lines if not line.lstrip().startswith("Default:")]

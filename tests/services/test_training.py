@@ -2,109 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.dataset as ds
 import pytest
 import ray
 import torch
 from callbacks_for_training import follow, letters, letters_per_agent, number_of_samples, share
-from safetensors.torch import load_file
+from language_runs import (
+    LEARN,
+    ROWS,
+    VLLM,
+    assert_same_run,
+    metrics_of,
+    rollouts_of,
+    weights_of,
+)
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from actors.rewards import CallbackError
 from learners.optimiser import NonFiniteLossError
-from services import IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from services.checkpoint import CheckpointStore, TrainerState
-from services.trainer import ActorCriticTrainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-
-ROWS = [{"prompt": f"def add_{i}(a, b):"} for i in range(12)]
-FAST: dict[str, Any] = {
-    "max_new_tokens": 12,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "early_termination_threshold": None,
-}
-TRANSFORMERS = {"backend": "transformers"}
-VLLM = {"enforce_eager": True, "kv_cache_memory_mib": 32}
-
-
-@pytest.fixture
-def make(tmp_path: Path, small_model: Path) -> Iterator[Any]:
-    """Builds trainers that are shut down at the end of the test."""
-    trainers: list[ActorCriticTrainer] = []
-
-    def build(algorithm: str, args: dict[str, Any], **options: Any) -> ActorCriticTrainer:
-        cls, config = {"maac": (MAACTrainer, MAACConfig), "iac": (IACTrainer, IACConfig)}[algorithm]
-        values: dict[str, Any] = {
-            "agent_model": str(small_model),
-            "reward_func": letters,
-            "train_dataset": ROWS,
-            "engine": TRANSFORMERS,
-            "output_dir": str(tmp_path),
-            "placement": {"cpus_per_generation_worker": 0.1, "cpus_per_learner": 0.1},
-            "checkpoint_interval": 0,
-        }
-        if args.get("use_separate_critic", True):
-            values["critic_model"] = str(small_model)
-        trainer = cls(args=config(**{**FAST, **args}), **{**values, **options})
-        trainers.append(trainer)
-        return trainer
-
-    yield build
-    for trainer in trainers:
-        trainer.shutdown()
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def rollouts_of(run: Path) -> list[dict[str, Any]]:
-    rows = ds.dataset(run / "rollouts").to_table().to_pylist()
-    return sorted(
-        rows, key=lambda r: (r["round"], r["agent_idx"], r["item_idx"], r["turn_idx"], r["generation_idx"])
-    )
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return {
-        f"{path.relative_to(folder)}:{name}": tensor
-        for path in sorted(folder.rglob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Same samples with the same numbers, same weights bit for bit, same metrics but for times."""
-    assert rollouts_of(one) == rollouts_of(other)
-    weights, others = weights_of(one / "final"), weights_of(other / "final")
-    assert weights.keys() == others.keys()
-    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
-    assert timeless(metrics_of(one)) == timeless(metrics_of(other))
-
-
-def timeless(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def keep(name: str) -> bool:
-        return name != "time" and not name.startswith("seconds/") and name != "tokens_per_second"
-
-    return [{name: value for name, value in log.items() if keep(name)} for log in logs]
-
-
-LEARN = {
-    "agent_learning_rate": 5e-3,
-    "critic_learning_rate": 5e-3,
-    "num_train_epochs": 14,
-    "rollout_buffer_size": 24,
-}
 
 
 @pytest.mark.parametrize("critic_type", ["v", "q"])
@@ -197,7 +120,7 @@ def test_batched_collection_trains_exactly_as_one_item_at_a_time(
     }  # fmt: skip
     options = {"external_transition": follow, "reward_func": letters_per_agent}
     make("maac", args, run_name="batched", **options).train()
-    monkeypatch.setattr("services.loop.items_that_fit", lambda missing, turns, generations: 1)
+    monkeypatch.setattr("services.round_collection.items_that_fit", lambda missing, turns, generations: 1)
     make("maac", args, run_name="single", **options).train()
     batched, single = rollouts_of(tmp_path / "batched"), rollouts_of(tmp_path / "single")
     turns = {(r["item_idx"], r["epoch"]): 0 for r in batched}
