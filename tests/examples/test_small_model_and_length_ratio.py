@@ -13,8 +13,12 @@ from examples import length_ratio
 from examples.prepare import write_humaneval
 from examples.small_model import make_small_model
 from services.config import load_config
+from services.sweep.space import read_space
+from services.sweep.sweep import load_sweep
 
-CONFIGS = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SWEEPS = sorted(EXAMPLES.glob("sweep_*.yaml"))
+CONFIGS = sorted(set(EXAMPLES.glob("*.yaml")) - set(SWEEPS))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
@@ -68,3 +72,9 @@ def test_feedback_tells_the_ratio() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_example_configuration_is_valid(path: Path) -> None:
     load_config(path)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_example_sweep_is_valid(path: Path) -> None:
+    sweep, run = load_sweep(path)
+    assert read_space(sweep, run)
