@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from learners.samples import FloatArray, IntArray
 from learners.snapshot import WeightSnapshot
@@ -56,6 +56,10 @@ class Engine(Protocol):
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Replace the weights and forget every cached state computed with the old ones."""
+        ...
+
+    def transfer(self, step: str, arguments: Sequence[Any]) -> None:
+        """A step of vLLM's weight transfer, in which new weights come straight from a learner."""
         ...
 
     def shutdown(self) -> None:

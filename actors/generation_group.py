@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from actors.engine import Sampling
-from actors.generation_pool import GenerationPool, PendingGeneration
+from actors.generation_pool import GenerationPool, PendingGeneration, WeightSource
 from actors.generation_worker import PromptTooLongError
 from learners.samples import Completion
 
@@ -74,16 +74,16 @@ class GenerationGroup:
         self._stats.tokens += sum(len(c.token_ids) for own in completions for c in own)
         return completions
 
-    def push(self, snapshots: Sequence[object | None], version: int, *, verify: bool) -> float:
-        """Bring every agent with a snapshot (an object reference; None: unchanged) to `version`.
+    def push(self, weights: Sequence[WeightSource | None], version: int, *, verify: bool) -> float:
+        """Bring every agent that has new weights (None: unchanged) to `version`.
 
         Returns:
             The largest probe difference of any engine; 0 without verification.
         """
         started = [
-            (pool, pool.push(snapshot, version, verify=verify))
-            for pool, snapshot in zip(self.pools, snapshots, strict=True)
-            if snapshot is not None
+            (pool, pool.push(source, version, verify=verify))
+            for pool, source in zip(self.pools, weights, strict=True)
+            if source is not None
         ]
         return max((pool.confirm(refs) for pool, refs in started), default=0.0)
 

@@ -7,7 +7,8 @@ prompts again.  Every completion depends on its own seed alone, so a recovered r
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,10 +21,15 @@ from actors.generation_worker import EngineSpec, GenerationWorker, PromptTooLong
 from actors.limits import WaitLimitError
 from actors.weights import StaleWeightsError
 from learners.samples import Completion
+from learners.snapshot import WeightTransferError
 
 logger = logging.getLogger(__name__)
 
 _MAX_RECOVERIES = 3
+
+WeightSource = Callable[[Sequence[Any], int], Any]
+"""One version of an agent's weights: given workers that are to load it, and a number that changes when a worker has
+become another process, a reference to the snapshot that they are to be pushed."""
 
 
 class WorkerLostError(RuntimeError):
@@ -67,14 +73,18 @@ class GenerationPool:
         self._generate_timeout_s = generate_timeout_s
         self._spec = spec
         self.workers = [self._start(options) for options in actor_options]
-        self._snapshot: Any = None  # None: the weights that the engines started with, version 0
+        self._weights: WeightSource | None = None  # None: those that the engines started with, version 0
+        self._incarnation = 0
+        self._processes: dict[Any, str] = {}
+        """The process that each worker was last seen in."""
+        self._killed: set[str] = set()
         self._version = 0
         self.recoveries = 0
 
     def wait_ready(self) -> None:
         """Wait until every engine is up."""
         for index, worker in enumerate(self.workers):
-            self._wait(worker.ready.remote(), self._start_timeout_s, index, "the engine to start")
+            self._await_process(worker, index, "the engine to start")
 
     def resize(self, actor_options: Sequence[dict[str, Any]]) -> None:
         """Go on with `len(actor_options)` workers: the last ones end, or new ones start with the present weights.
@@ -96,19 +106,26 @@ class GenerationPool:
             del self.workers[before:]
             raise
 
-    def push(self, snapshot: Any, version: int, *, verify: bool) -> list[Any]:
-        """Start pushing a snapshot (an object reference) to all workers; `confirm` waits for it."""
-        self._snapshot, self._version = snapshot, version
+    def push(self, weights: WeightSource, version: int, *, verify: bool) -> list[Any]:
+        """Start pushing new weights to all workers; `confirm` waits for it."""
+        self._weights, self._version = weights, version
+        snapshot = weights(self.workers, self._incarnation)
         return [worker.push.remote(snapshot, verify) for worker in self.workers]
 
     def confirm(self, refs: Sequence[Any]) -> float:
-        """Wait for a push; returns the largest probe difference. A worker lost meanwhile is brought back first."""
+        """Wait for a push; returns the largest probe difference. A worker lost meanwhile is brought back first.
+
+        Raises:
+            WaitLimitError: a worker did not load in time, and its replacement was not there in time either.
+        """
         gaps = []
         for index, ref in enumerate(refs):
             try:
                 gaps.append(self._wait(ref, self._generate_timeout_s, index, "new weights to load"))
             except RayActorError as error:
                 gaps.append(self._recover(index, error))
+            except (WaitLimitError, WeightTransferError) as error:
+                gaps.append(self._replace(index, error))
         return max(gaps, default=0.0)
 
     def submit(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> PendingGeneration:
@@ -172,12 +189,10 @@ class GenerationPool:
                 if attempt < _MAX_RECOVERIES:
                     self._recover(index, error)
                     ref = self._send(pending, index)
-            except WaitLimitError:
-                # An engine that hangs holds its memory; only a new process helps, and only once.
-                if attempt:
+            except WaitLimitError as error:
+                if attempt:  # a second new process would hang as well
                     raise
-                ray.kill(self.workers[index], no_restart=False)
-                self._recover(index, None)
+                self._replace(index, error)
                 ref = self._send(pending, index)
         raise WorkerLostError(
             f"generation worker {index} of agent {self._agent_idx} died {_MAX_RECOVERIES + 1} times while it sampled "
@@ -185,13 +200,18 @@ class GenerationPool:
             "engine.kv_cache_memory_mib or args.rollout_buffer_size, or give the worker more memory."
         ) from cause
 
-    def _recover(self, index: int, error: Exception | None) -> float:
+    def _replace(self, index: int, error: Exception) -> float:
+        """Put a new process in the place of a worker that hangs, or was left half-way between two versions."""
+        self._kill(self.workers[index])
+        return self._recover(index, error)
+
+    def _recover(self, index: int, error: Exception) -> float:
         """Wait for Ray's replacement of a worker and bring it to the current weights; returns the probe difference."""
         logger.warning(
             "generation worker %d of agent %d was lost (%s); restarting it with weight version %d",
             index,
             self._agent_idx,
-            error or "it did not answer",
+            error,
             self._version,
         )
         self.recoveries += 1
@@ -203,18 +223,36 @@ class GenerationPool:
         attempt = 0
         while True:
             try:
-                self._wait(worker.ready.remote(), self._start_timeout_s, index, what)
-                if self._snapshot is None:
+                self._await_process(worker, index, what)
+                self._incarnation += 1
+                if self._weights is None:
                     return 0.0
-                push = worker.push.remote(self._snapshot, True)
+                push = worker.push.remote(self._weights([worker], self._incarnation), True)
                 gap: float = self._wait(push, self._generate_timeout_s, index, "weights to load")
                 return gap
-            except RayActorError as again:
+            except (RayActorError, WeightTransferError) as again:
                 attempt += 1
+                if isinstance(again, WeightTransferError):
+                    self._kill(worker)
                 if attempt > _MAX_RECOVERIES:
                     raise WorkerLostError(
                         f"generation worker {index} of agent {self._agent_idx} could not be started: {again}"
                     ) from again
+
+    def _kill(self, worker: Any) -> None:
+        """Have Ray put another process in the place of a worker's."""
+        self._killed.add(self._processes.get(worker, ""))
+        ray.kill(worker, no_restart=False)
+
+    def _await_process(self, worker: Any, index: int, what: str) -> None:
+        """Wait until a worker is up; a process that has been killed may still answer for a moment."""
+        end = time.monotonic() + self._start_timeout_s
+        while True:
+            found = self._wait(worker.ready.remote(), max(0.0, end - time.monotonic()), index, what)
+            self._processes[worker] = found["process"]
+            if found["process"] not in self._killed:
+                return
+            time.sleep(0.2)
 
     def _wait(self, ref: Any, seconds: float, index: int, what: str) -> Any:
         try:

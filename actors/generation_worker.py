@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import uuid4
 
 import numpy as np
 import ray
@@ -62,6 +63,7 @@ class EngineSpec:
     trust_remote_code: bool = False
     truncate_prompts: bool = False
     logprob_tolerance: float | None = None
+    weight_transfer: str = "object_store"
 
 
 class GenerationWorker:
@@ -77,26 +79,36 @@ class GenerationWorker:
         self._pad_only, self._stop_ids = stop_tokens(self._tokenizer, spec.model)
         self._engine = _build_engine(spec, dtype)
         self._version: int | None = 0  # the weights as they lie in the model's folder
+        self._process = uuid4().hex  # a process id alone may come again, on another node
 
     # Asked of a worker that is being restarted, Ray holds the question until the new process can answer.
     @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     def ready(self) -> dict[str, Any]:
-        """Answers once the engine is up; says where it runs."""
-        return {"pid": os.getpid(), "context_length": self._engine.context_length}
+        """Answers once the engine is up; says in which process it runs."""
+        return {
+            "pid": os.getpid(), "process": self._process, "context_length": self._engine.context_length
+        }  # fmt: skip
 
     def push(self, snapshot: WeightSnapshot, verify: bool) -> float:
-        """Take over `snapshot`; the weight version counts only once the engine is shown to compute with it.
+        """Take over `snapshot`, or what has been sent ahead of it; the weight version counts only once the engine is
+        shown to compute with it.
 
         Returns:
             The largest difference of a probe log-probability (0 where `verify` is off).
         """
         self._version = None
-        self._engine.load(snapshot)
+        if snapshot.tensors is not None:
+            self._engine.load(snapshot)
         gap = 0.0
         if verify and len(snapshot.probe_logprobs):
             gap = snapshot.check(self._engine.prompt_logprobs(snapshot.probe_ids), self._tolerance)
         self._version = snapshot.version
         return gap
+
+    def transfer(self, step: str, *arguments: Any) -> None:
+        """A step of vLLM's weight transfer, asked for by the learner; a push proves and closes it."""
+        self._version = None
+        self._engine.transfer(step, arguments)
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int], version: int
@@ -158,6 +170,7 @@ def _build_engine(spec: EngineSpec, dtype: str) -> Engine:
         gpu_memory_utilization=spec.gpu_memory_utilization,
         tensor_parallel_size=spec.tensor_parallel_size,
         enforce_eager=spec.enforce_eager,
+        weight_transfer=spec.weight_transfer,
         **common,
     )
 

@@ -95,6 +95,9 @@ class TransformersEngine:
         for name, tensor in snapshot.named_tensors():
             parameters[name].copy_(tensor)
 
+    def transfer(self, step: str, arguments: Sequence[Any]) -> None:
+        raise NotImplementedError(f"{step}: transformers has no weight transfer; engine.backend=vllm has")
+
     def shutdown(self) -> None:
         del self._model
 

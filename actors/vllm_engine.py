@@ -32,6 +32,7 @@ class VLLMEngine:
         gpu_memory_utilization: share of the GPU's memory for this engine; None is vLLM's default.
         tensor_parallel_size: GPUs (on a CPU: processes) over which the model is spread.
         enforce_eager: skip compilation: starts faster, generates somewhat slower.
+        weight_transfer: backend of vLLM's weight transfer, or "object_store", which needs none.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class VLLMEngine:
         tensor_parallel_size: int = 1,
         enforce_eager: bool = False,
         trust_remote_code: bool = False,
+        weight_transfer: str = "object_store",
     ) -> None:
         # vLLM reads these when it is imported.  In-process, so that the end of this process, however it comes, is
         # the end of the engine; unbound threads, so that several engines do not share core 0.
@@ -63,6 +65,8 @@ class VLLMEngine:
             options["kv_cache_memory_bytes"] = kv_cache_memory_mib * _MIB
         if gpu_memory_utilization is not None:
             options["gpu_memory_utilization"] = gpu_memory_utilization
+        if weight_transfer != "object_store":
+            options["weight_transfer_config"] = {"backend": weight_transfer}
         self._llm = LLM(
             model,
             dtype=dtype,
@@ -71,7 +75,7 @@ class VLLMEngine:
             # One device: in this process.  Several: processes of its own, which end when this one does.
             distributed_executor_backend="uni" if tensor_parallel_size == 1 else "mp",
             tensor_parallel_size=tensor_parallel_size,
-            worker_extension_cls="actors.weights.WeightPush",
+            worker_extension_cls="actors.weight_transfer.WeightPush",
             # The sampled token's log-probability before temperature and top-p: that of the policy being trained.
             logprobs_mode="raw_logprobs",
             generation_config="vllm",  # no sampling defaults out of the model's folder
@@ -119,6 +123,10 @@ class VLLMEngine:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         self._llm.collective_rpc("push", args=(list(snapshot.named_tensors()),))
+        self._llm.reset_prefix_cache()
+
+    def transfer(self, step: str, arguments: Sequence[Any]) -> None:
+        self._llm.collective_rpc(step, args=tuple(arguments))
         self._llm.reset_prefix_cache()
 
     def shutdown(self) -> None:

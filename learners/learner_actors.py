@@ -7,7 +7,7 @@ learner from a description, handing its weights out, and its files in a checkpoi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import ray
 import torch
 from numpy.typing import ArrayLike
-from torch import nn
+from torch import Tensor, nn
 
 from learners.critic import Critic, CriticUpdate, Floats
 from learners.lora import LoraAdapter, LoraSpec
@@ -23,7 +23,7 @@ from learners.models import frozen_copy, hidden_size_of, load_backbone, load_cau
 from learners.policy import VALUE_HEAD_FOLDER, Policy, PolicyScores, PolicyUpdate
 from learners.ranks import ALONE, Ranks, join, open_store, reach_store
 from learners.samples import IntArray, MiniBatches, TokenBatch
-from learners.snapshot import WeightSnapshot
+from learners.snapshot import TransferSpec, WeightSnapshot
 from learners.value_head import FILE_NAME as VALUE_HEAD_FILE
 from learners.value_head import ValueHead
 
@@ -80,6 +80,8 @@ class PolicySpec:
     importance_sampling_cap: float | None = None
     lora: LoraSpec | None = None
     """None: all weights train."""
+    transfer: TransferSpec | None = None
+    """How weights go straight to the engines; None: in snapshots."""
 
 
 class _Learner:
@@ -131,6 +133,7 @@ class PolicyLearner(_Learner):
     """One agent's policy and its optimiser."""
 
     _policy: Policy
+    _sender: Any = None  # of learners.weight_sender, which imports vLLM
 
     def __init__(self, spec: PolicySpec, rank: int = 0, size: int = 1) -> None:
         self._spec = spec
@@ -189,6 +192,34 @@ class PolicyLearner(_Learner):
             probe_ids=probe_ids,
             probe_logprobs=self._policy.probe_logprobs(probe_ids),
         )
+
+    def send(
+        self, version: int, probe_ids: IntArray, engines: Sequence[Any], incarnation: int
+    ) -> WeightSnapshot:
+        """Send the weights as they are now straight to `engines`; the answer is what is left to prove the push by.
+
+        Raises:
+            WeightTransferError: they did not all get there.
+        """
+        probe = self._policy.probe_logprobs(probe_ids)
+        if self._sender is None:
+            from learners.weight_sender import WeightSender
+
+            assert self._spec.transfer is not None, "this learner hands its weights out in snapshots"
+            self._sender = WeightSender(
+                self._spec.transfer, self._every_name, self._rank, self._policy.device
+            )
+        self._sender.send(engines, incarnation)
+        return WeightSnapshot(version, None, probe_ids=probe_ids, probe_logprobs=probe)
+
+    def _every_name(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight, one that is tied under each of its names; see `WeightSnapshot.aliases`."""
+        names: dict[str, list[str]] = {}
+        for alias, name in _tied_names(self._policy.model).items():
+            names.setdefault(name, []).append(alias)
+        for name, weight in self._policy.each_weight():
+            for each in (name, *names.get(name, ())):
+                yield each, weight
 
     def save(self, directory: str, *, training_state: bool) -> None:
         """Write the model in Hugging Face layout; with `training_state` also what a bit-exact resume needs."""

@@ -244,10 +244,17 @@ class Policy:
         before the next update.
         """
         tagged = {}
-        for name, weight in self._weights():  # every rank takes part in putting each of them together
+        for name, weight in self.each_weight():  # every rank takes part in putting each of them together
             if self._ranks.leads:
                 tagged[name] = _tagged(weight)
         return tagged
+
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's parameters whole, one at a time, on this rank's device, an adapter merged in, tied duplicates
+        left out.  Every rank has to go through all of them."""
+        if self._adapter is not None:
+            return self._adapter.merged()
+        return ((name, whole(parameter.detach())) for name, parameter in self.model.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs, as tensors and numbers for `torch.save`.
@@ -284,7 +291,9 @@ class Policy:
         below it; one rank writes."""
         model: Any = self.model
         leads = self._ranks.leads
-        weights = {name: weight.cpu() for name, weight in self._weights() if leads} | buffers_of(self.model)
+        weights = {name: weight.cpu() for name, weight in self.each_weight() if leads} | buffers_of(
+            self.model
+        )
         adapter = None if self._adapter is None else self._ranks.gather_all(self._adapter.trained())
         head = None if self.value_head is None else self._ranks.gather_all(self.value_head.state_dict())
         if not leads:
@@ -295,12 +304,6 @@ class Policy:
         if head is not None:
             # Beside the model's files, vLLM would take it for a part of the model.
             save_head(head, Path(directory) / VALUE_HEAD_FOLDER)
-
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole, one at a time."""
-        if self._adapter is not None:
-            return self._adapter.merged()
-        return ((name, whole(parameter.detach())) for name, parameter in self.model.named_parameters())
 
     def _stateful(self) -> dict[str, Tensor]:
         """What of the model is in a checkpoint, as it lives."""

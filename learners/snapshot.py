@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,21 @@ class WeightSyncError(RuntimeError):
     """An engine does not compute what the learner computes after a push."""
 
 
+class WeightTransferError(RuntimeError):
+    """Weights that were sent straight to engines did not get there; those engines hold neither old nor new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpec:
+    """How one agent's weights travel."""
+
+    backend: Literal["nccl", "ipc", "gloo"]
+    ranks_per_engine: int
+    """vLLM's `tensor_parallel_size`."""
+    bucket_bytes: int
+    timeout_s: float
+
+
 @dataclass(slots=True)
 class WeightSnapshot:
     """One version of a policy's weights, with a probe that tells whether an engine really uses them.
@@ -32,7 +47,8 @@ class WeightSnapshot:
     """
 
     version: int
-    tensors: NumpyTensors
+    tensors: NumpyTensors | None
+    """None: they have been sent to the engines another way."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Tied parameters: name -> name in `tensors`.  vLLM's CPU build repacks the output layer into a copy of its own,
     so a tied `lm_head` must be pushed by name too; sending an alias costs nothing."""
@@ -42,6 +58,7 @@ class WeightSnapshot:
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter as a tensor over the snapshot's own (read-only) memory."""
+        assert self.tensors is not None, "these weights do not travel with their snapshot"
         for name, (dtype, array) in self.tensors.items():
             yield name, _as_tensor(dtype, array)
         for name, source in self.aliases.items():

@@ -25,11 +25,14 @@ from learners.critic_inputs import CriticLayout, CriticReader
 from learners.learner_actors import CriticLearner, LearnerSpec, PolicyLearner, PolicySpec
 from learners.lora import LoraSpec
 from learners.samples import Completion
-from services.config import ActorCriticConfig, IACConfig, RunConfig
+from learners.snapshot import TransferSpec
+from services.config import ActorCriticConfig, ConfigError, IACConfig, RunConfig
 from services.learner_group import LearnerGroup, UpdateRules
 from services.learner_ranks import RankGroup
 from services.room import Room, Sources, critic_layout, take_room
 from services.shared_folder import check_shared
+
+_MIB = 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,7 @@ def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any], folde
 
     Raises:
         PlacementError: the cluster is too small.
-        ConfigError: a node does not see `folder`.
+        ConfigError: a node does not see `folder`, or weights are to go from GPU to GPU where there is none.
         WaitLimitError: an actor was not ready in time.
     """
     connect()
@@ -107,6 +110,7 @@ def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any], folde
     room = take_room(config, sources)
     try:
         check_shared(folder, room.reservation.nodes())
+        _check_transfer(config, room)
         logger.info(
             "starting %d generation workers (%s) and %d learners",
             args.num_agents * config.engine.workers_per_agent,
@@ -149,6 +153,16 @@ def sampling_of(args: ActorCriticConfig) -> Sampling:
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.top_k)
 
 
+def _check_transfer(config: RunConfig, room: Room) -> None:
+    way = config.engine.weight_transfer
+    on_cpu = [agent for agent, places in enumerate(room.placement.policies) if places[0].device == "cpu"]
+    if way in ("nccl", "ipc") and on_cpu:
+        raise ConfigError(
+            f"engine.weight_transfer: {way} goes from GPU to GPU, but agent {on_cpu[0]} learns on the CPU; "
+            "use object_store there"
+        )
+
+
 def _start_generation(config: RunConfig, sources: Sources, room: Room) -> GenerationGroup:
     return GenerationGroup([_start_pool(config, sources, room, i) for i in range(config.args.num_agents)])
 
@@ -168,6 +182,7 @@ def _start_pool(config: RunConfig, sources: Sources, room: Room, agent: int) -> 
         trust_remote_code=config.model_options.trust_remote_code,
         truncate_prompts=engine.truncate_prompts,
         logprob_tolerance=engine.logprob_tolerance,
+        weight_transfer=engine.weight_transfer,
     )
     return GenerationPool(
         agent,
@@ -206,6 +221,7 @@ def _start_learners(config: RunConfig, sources: Sources, room: Room, first_token
         reference_kl_coef=args.reference_kl_coef if args.reference_kl_enabled else None,
         seed=config.seed,
         weighs_tokens=config.importance_sampling_cap is not None,
+        sends_weights=config.engine.weight_transfer != "object_store",
     )
     return LearnerGroup(policies, critics, reader, rules, update_timeout_s=config.learner.update_timeout_s)
 
@@ -226,6 +242,7 @@ def _start_policy(
         reference_device=room.placement.reference_devices[agent],
         importance_sampling_cap=config.importance_sampling_cap,
         lora=_lora_of(config),
+        transfer=_transfer_of(config),
     )
     return _ranks(f"agent {agent}", PolicyLearner, spec, [room.options(place) for place in places])
 
@@ -236,6 +253,18 @@ def _lora_of(config: RunConfig) -> LoraSpec | None:
         return None
     return LoraSpec(
         lora.rank, lora.alpha, None if lora.target_modules is None else tuple(lora.target_modules)
+    )
+
+
+def _transfer_of(config: RunConfig) -> TransferSpec | None:
+    engine = config.engine
+    if engine.weight_transfer == "object_store":
+        return None
+    return TransferSpec(
+        engine.weight_transfer,
+        engine.tensor_parallel_size,
+        engine.transfer_bucket_mib * _MIB,
+        engine.generate_timeout_s,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from actors.generation_pool import WeightSource
 from learners.critic_inputs import CriticReader
 from learners.minibatches import group_by_turn, plan_minibatches
 from learners.samples import FloatArray, IntArray, MiniBatches, Sample, TokenBatch
@@ -35,6 +36,8 @@ class UpdateRules:
     seed: int
     weighs_tokens: bool = False
     """Whether policies correct for the engine's probabilities, and must be told them."""
+    sends_weights: bool = False
+    """Whether weights go straight to the engines, not in snapshots."""
 
 
 @dataclass(slots=True)
@@ -128,12 +131,25 @@ class LearnerGroup:
         calls += [c.call("load", k, f"{folder}/{critic_folders[k]}") for k, c in self.critics.items()]
         self.get(calls, "learners to read a checkpoint")
 
-    def snapshot(self, agent: int, version: int, probe_ids: IntArray) -> Any:
-        """Reference to one agent's weights; the driver never holds the tensors itself."""
+    def weights(self, agent: int, version: int, probe_ids: IntArray) -> WeightSource:
+        """One agent's weights as they are now, on their way to engines; the driver never holds the tensors itself.
+
+        In a snapshot they are taken once, now.  Straight from the learner they are sent when engines are given, again
+        for one that has been lost: no update may come in between.
+        """
         policy = self.policies[agent]
-        call = policy.call("snapshot", version, probe_ids)
+        if not self._rules.sends_weights:
+            snapshot = self._answer(policy, "snapshot", version, probe_ids)
+            return lambda engines, incarnation: snapshot
+        return lambda engines, incarnation: self._answer(
+            policy, "send", version, probe_ids, list(engines), incarnation
+        )
+
+    def _answer(self, policy: RankGroup, method: str, *arguments: Any) -> Any:
+        """Reference to what a policy's first rank answers, once all ranks have done their part."""
+        call = policy.call(method, *arguments)
         if len(policy.actors) > 1:
-            # Once the ranks answer to something else, all have done their part; engines cannot wait for ranks.
+            # Once the ranks answer to something else, they have; engines cannot wait for ranks.
             self.get([policy.call("ready")], f"the weights of {policy.label}")
         return call.answer
 

@@ -53,8 +53,8 @@ class Recorders:
 def push_weights(system: System, probe_ids: Sequence[IntArray], version: int, *, verify: bool) -> float:
     """Bring every engine to the learners' weights as `version`; returns the largest probe difference."""
     learners = system.learners
-    snapshots = [learners.snapshot(agent, version, ids) for agent, ids in enumerate(probe_ids)]
-    return system.generation.push(snapshots, version, verify=verify)
+    weights = [learners.weights(agent, version, ids) for agent, ids in enumerate(probe_ids)]
+    return system.generation.push(weights, version, verify=verify)
 
 
 def make_probes(system: System, prompts: Sequence[str]) -> list[IntArray]:

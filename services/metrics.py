@@ -16,6 +16,16 @@ from services.config import WandbConfig
 from services.run_folder import RunFolder
 
 EVALUATION_PREFIX = "eval/"
+
+
+def is_evaluation(entry: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics is an evaluation that stands before the round which begins at its step.
+
+    SMARL evaluates at a round's end and logs both in one line; that is none.
+    """
+    return all(name.startswith(EVALUATION_PREFIX) for name in entry if name not in ("step", "time"))
+
+
 COUNT_PREFIX = "count/"
 
 
@@ -78,7 +88,7 @@ class MetricsLogger:
                 entry = json.loads(line)
             except ValueError:
                 break  # a line cut off when the process died
-            again = entry["step"] == step and any(name.startswith(EVALUATION_PREFIX) for name in entry)
+            again = entry["step"] == step and is_evaluation(entry)
             if entry["step"] <= step and not again:
                 kept.append(line + "\n")
         aside = self._path.with_suffix(".tmp")

@@ -102,6 +102,17 @@ class EngineConfig(ConfigModel):
         gt=0,
         description="Largest difference such a proof accepts; null: 1e-3 in float32, 0.1 in half types.",
     )
+    weight_transfer: Literal["object_store", "nccl", "ipc", "gloo"] = Field(
+        default="object_store",
+        description="How new weights travel: through Ray's object store, which is shared memory within a node, or "
+        "straight from the learner through vLLM's weight transfer: `nccl` between GPUs, `ipc` where engine and learner "
+        "share a GPU, `gloo` between CPUs.",
+    )
+    transfer_bucket_mib: int = Field(
+        default=256,
+        ge=1,
+        description="Weights that go straight from the learner are sent in buckets of so many MiB.",
+    )
     start_timeout_s: float = Field(
         default=600, gt=0, description="Longest wait for an engine to start, in seconds."
     )
@@ -171,6 +182,28 @@ class LearnerConfig(ConfigModel):
     update_timeout_s: float = Field(
         default=3600, gt=0, description="Longest wait for one update, in seconds."
     )
+
+
+def transfer_problems(
+    engine: EngineConfig, learner: LearnerConfig, max_staleness: int
+) -> list[tuple[str, str]]:
+    """What does not go with weights that are sent straight from learners, each under its section."""
+    way = f"weight_transfer={engine.weight_transfer}"
+    if engine.weight_transfer == "object_store":
+        return []
+    found = []
+    if engine.backend != "vllm":
+        found.append(("engine", f"{way} is a way into vLLM: set engine.backend=vllm"))
+    if max_staleness > 0:
+        text = (
+            f"{way} needs max_staleness=0: an engine that is lost during an update would get weights half-way"
+        )
+        found.append(("engine", text))
+    ranks, width = learner.ranks_per_policy, engine.tensor_parallel_size
+    if engine.weight_transfer == "ipc" and ranks != width:
+        text = f"{way} shares each GPU's memory with the engine on it: learner.ranks_per_policy={ranks} must equal "
+        found.append(("engine", f"{text}engine.tensor_parallel_size={width}"))
+    return found
 
 
 def wide_model_problems(

@@ -15,7 +15,14 @@ from pydantic_core import PydanticCustomError
 from services.config.algorithm import ActorCriticConfig, IACConfig, MAACConfig
 from services.config.base import UNDECIDED, ConfigModel
 from services.config.common import CommonRun
-from services.config.models import EngineConfig, LearnerConfig, LoraConfig, ModelOptions, wide_model_problems
+from services.config.models import (
+    EngineConfig,
+    LearnerConfig,
+    LoraConfig,
+    ModelOptions,
+    transfer_problems,
+    wide_model_problems,
+)
 from services.config.placement import PlacementConfig
 
 LANGUAGE_ALGORITHMS: dict[str, type[ActorCriticConfig]] = {"maac": MAACConfig, "iac": IACConfig}
@@ -202,6 +209,7 @@ class RunConfig(CommonRun):
                     )
                 )
         found += wide_model_problems(self.engine, self.learner, self.args, self.placement)
+        found += transfer_problems(self.engine, self.learner, self.max_staleness)
         if self.lora is not None and self.args.reference_devices is not None:
             found.append(
                 (

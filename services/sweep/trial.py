@@ -18,7 +18,7 @@ from typing import Any
 
 from services.config import CommonRun, ConfigError, dump_config, parse_config
 from services.config.sweep import SweepConfig
-from services.metrics import EVALUATION_PREFIX
+from services.metrics import is_evaluation
 from services.run_folder import RunFolder
 from services.sweep.space import Parameter, plain_settings, with_values
 
@@ -177,9 +177,7 @@ class Reports:
         for line in lines:
             entry = json.loads(line)
             step = entry.pop("step")
-            # An evaluation stands before the round that begins at its step.
-            again = step == self._step and any(name.startswith(EVALUATION_PREFIX) for name in entry)
-            if step < self._step or (step == self._step and not again):
+            if step < self._step or (step == self._step and not is_evaluation(entry)):
                 continue
             entry.pop("time")
             for name, value in entry.items():

@@ -14,7 +14,7 @@ import ray
 
 from actors.engine import Sampling
 from actors.generation_group import GenerationGroup
-from actors.generation_pool import GenerationPool
+from actors.generation_pool import GenerationPool, WeightSource
 from actors.generation_worker import EngineSpec, PromptTooLongError
 from actors.limits import WaitLimitError
 from learners.learner_actors import LearnerSpec, PolicyLearner, PolicySpec
@@ -28,7 +28,7 @@ PROBE = np.arange(5, 20, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
-def snapshots(ray_cluster: None, small_model: Path, other_model: Path) -> tuple[object, object]:
+def snapshots(ray_cluster: None, small_model: Path, other_model: Path) -> tuple[WeightSource, WeightSource]:
     """Versions 1 and 2 of a policy: the second has other weights."""
     spec = LearnerSpec(str(small_model), learning_rate=1e-2, device="cpu")
     learner = PolicyLearner(PolicySpec(spec, agent_idx=0))
@@ -36,7 +36,8 @@ def snapshots(ray_cluster: None, small_model: Path, other_model: Path) -> tuple[
     first.tensors = {name: (tag, array.copy()) for name, (tag, array) in first.tensors.items()}
     for parameter in learner._policy.model.parameters():
         parameter.data.mul_(1.2)
-    return ray.put(first), ray.put(learner.snapshot(2, PROBE))
+    references = ray.put(first), ray.put(learner.snapshot(2, PROBE))
+    return tuple(lambda engines, incarnation, own=each: own for each in references)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def kill_process(pool: GenerationPool, index: int) -> None:
 
 
 def test_replicas_share_prompts_and_answer_in_order(
-    pool: GenerationPool, snapshots: tuple[object, object]
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     pending = pool.submit(PROMPTS, SAMPLING, SEEDS)
@@ -74,7 +75,7 @@ def test_replicas_share_prompts_and_answer_in_order(
 
 
 def test_a_worker_killed_while_it_generates_is_replaced_with_current_weights(
-    pool: GenerationPool, snapshots: tuple[object, object]
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     old = sample(pool)
@@ -88,7 +89,7 @@ def test_a_worker_killed_while_it_generates_is_replaced_with_current_weights(
 
 
 def test_a_worker_killed_between_calls_is_noticed_at_the_next_push(
-    pool: GenerationPool, snapshots: tuple[object, object]
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     kill_process(pool, 0)
     time.sleep(0.5)
@@ -98,7 +99,7 @@ def test_a_worker_killed_between_calls_is_noticed_at_the_next_push(
 
 
 def test_a_worker_that_hangs_is_replaced_and_its_prompts_sampled_again(
-    pool: GenerationPool, snapshots: tuple[object, object]
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     expected = sample(pool)
@@ -112,7 +113,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_prompts_sampled_again(
 
 
 def test_more_or_fewer_workers_sample_the_same_with_the_present_weights(
-    ray_cluster: None, small_model: Path, snapshots: tuple[object, object]
+    ray_cluster: None, small_model: Path, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     spec = EngineSpec("transformers", str(small_model), str(small_model))
     options = {"num_cpus": 0.1}
@@ -149,7 +150,7 @@ def test_a_wait_that_passes_its_limit_says_what_it_waited_for(ray_cluster: None,
 
 
 def test_a_prompt_that_does_not_fit_is_named_by_agent_and_position(
-    pool: GenerationPool, snapshots: tuple[object, object]
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
 ) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     group = GenerationGroup([pool])
@@ -158,7 +159,9 @@ def test_a_prompt_that_does_not_fit_is_named_by_agent_and_position(
     assert (caught.value.agent_idx, caught.value.position) == (0, 5)
 
 
-def test_group_counts_tokens_and_prompts(pool: GenerationPool, snapshots: tuple[object, object]) -> None:
+def test_group_counts_tokens_and_prompts(
+    pool: GenerationPool, snapshots: tuple[WeightSource, WeightSource]
+) -> None:
     pool.confirm(pool.push(snapshots[0], 1, verify=True))
     group = GenerationGroup([pool])
     (completions,) = group.generate([PROMPTS], [SEEDS], SAMPLING)

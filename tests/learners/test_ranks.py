@@ -87,7 +87,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "plain",
+        "lora and reference",
+        *(pytest.param(v, marks=pytest.mark.slow) for v in ("head", "reference")),
+    ],
+)
 def test_two_ranks_train_a_policy_as_one_does(
     model: str, group: Callable[..., RankGroup], variant: str
 ) -> None:
@@ -137,7 +144,9 @@ def saved(ranks: RankGroup, folder: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("lora", [None, LoraSpec(3, 12.0)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(None, marks=pytest.mark.slow), LoraSpec(3, 12.0)], ids=["full", "lora"]
+)
 def test_a_checkpoint_goes_from_one_rank_to_two_and_back(
     model: str, group: Callable[..., RankGroup], tmp_path: Path, lora: LoraSpec | None
 ) -> None:
@@ -163,6 +172,7 @@ def test_a_checkpoint_goes_from_one_rank_to_two_and_back(
         assert_array_equal(parameter.detach().numpy(), weights(back)[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_half_precision_is_sharded_with_its_masters(
     model: str, group: Callable[..., RankGroup], tmp_path: Path
 ) -> None:
@@ -193,7 +203,7 @@ def test_a_loss_that_is_not_finite_is_refused_by_all_ranks_alike(
     update_policy(two, 1)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_dies_is_named_and_ends_its_group(
     model: str, group: Callable[..., RankGroup], lost: int
 ) -> None:

@@ -47,7 +47,7 @@ def test_samples_are_one_update_old_and_every_item_is_learned_from_once(whole: P
     assert np.abs(np.array(weights[1:]) - 1).max() > 1e-3
 
 
-@pytest.mark.parametrize("stop_after", [1, 4])
+@pytest.mark.parametrize("stop_after", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one(
     make: Any, tmp_path: Path, whole: Path, stop_after: int
 ) -> None:
@@ -58,6 +58,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one(
     assert_same_run(whole, tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_a_signal_waits_for_the_round_to_be_whole(make: Any, tmp_path: Path, whole: Path) -> None:
     calls = 0
 

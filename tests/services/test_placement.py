@@ -226,6 +226,18 @@ def test_ranks_and_tensor_parallel_engines_have_whole_gpus_for_themselves() -> N
             {"engine": {"tensor_parallel_size": 2, "backend": "transformers"}},
             r"engine: tensor_parallel_size=2 needs engine\.backend=vllm",
         ),
+        (
+            {"engine": {"weight_transfer": "nccl", "backend": "transformers"}},
+            r"engine: weight_transfer=nccl is a way into vLLM: set engine\.backend=vllm",
+        ),
+        (
+            {"engine": {"weight_transfer": "nccl"}, "max_staleness": 1},
+            "engine: weight_transfer=nccl needs max_staleness=0",
+        ),
+        (
+            {"engine": {"weight_transfer": "ipc"}, "learner": {"ranks_per_policy": 2}},
+            r"weight_transfer=ipc shares .* learner\.ranks_per_policy=2 must equal engine\.tensor_parallel_size=1",
+        ),
     ],
 )
 def test_what_does_not_go_with_wide_models_is_refused(changes: dict[str, Any], message: str) -> None:

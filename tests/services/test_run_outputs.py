@@ -85,6 +85,15 @@ def test_a_resumed_log_forgets_what_will_happen_again(run: RunFolder) -> None:
     assert [(line["step"], sorted(line)[0]) for line in lines(run)] == [(0, "eval/x"), (8, "step")]
 
 
+def test_a_resumed_log_keeps_a_round_that_ended_with_an_evaluation(run: RunFolder) -> None:
+    logger = MetricsLogger(run, None, resume_step=None)
+    for step in (8, 16, 24):
+        logger.log({"return_mean": 1.0, "eval/return_mean": 2.0}, step)
+    logger.close()
+    MetricsLogger(run, None, resume_step=16).close()
+    assert [line["step"] for line in lines(run)] == [8, 16]
+
+
 def test_a_full_disk_is_named_with_the_remedy(run: RunFolder) -> None:
     logger = MetricsLogger(run, None, resume_step=None)
     logger._file.close()

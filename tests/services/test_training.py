@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,23 @@ from services.checkpoint import CheckpointStore, TrainerState
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-@pytest.mark.parametrize("critic_type", ["v", "q"])
-@pytest.mark.parametrize("num_turns", [1, 2])
+LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "maac": ("maac", {}),
+    "iac": ("iac", {}),
+    "iac_shared": ("iac", {"use_separate_critic": False}),
+}
+QUICK = [("maac", 2, "v"), ("iac", 1, "q"), ("iac_shared", 2, "q")]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "own"),
-    [("maac", {}), ("iac", {}), ("iac", {"use_separate_critic": False})],
-    ids=["maac", "iac", "iac_shared"],
+    ("learner", "num_turns", "critic_type"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow, id="-".join(map(str, each)))
+        for each in product(LEARNERS, [1, 2], ["v", "q"])
+    ],
 )
-def test_it_learns(make: Any, algorithm: str, own: dict[str, Any], critic_type: str, num_turns: int) -> None:
+def test_it_learns(make: Any, learner: str, num_turns: int, critic_type: str) -> None:
+    algorithm, own = LEARNERS[learner]
     shape = {"num_turns": num_turns, "num_generations": 1 if num_turns == 2 else 4}
     trainer = make(
         algorithm,
@@ -59,7 +69,7 @@ def test_it_learns(make: Any, algorithm: str, own: dict[str, Any], critic_type: 
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("stop_after", [1, 2])
+@pytest.mark.parametrize("stop_after", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one(
     make: Any, tmp_path: Path, stop_after: int
 ) -> None:

@@ -48,7 +48,7 @@ def test_a_job_is_followed_to_its_success_and_took_only_what_it_was_to_take(
     assert head.nothing_left() == []
 
 
-@pytest.mark.parametrize("follow", ["--follow", "--no-follow"])
+@pytest.mark.parametrize("follow", [pytest.param("--follow", marks=pytest.mark.slow), "--no-follow"])
 def test_a_failing_job_fails_the_command_which_tells_why(head: Head, project: Path, follow: str) -> None:
     (project / "notes.md").unlink()
     done = head.greenroom("submit", "run.yaml", "environment.name=my_code.py:broken", follow, cwd=project)
@@ -95,6 +95,7 @@ def test_a_stopped_job_leaves_nothing_but_a_checkpoint_from_which_it_goes_on(
     )
 
 
+@pytest.mark.slow
 def test_rays_own_command_submits_as_well_and_the_run_joins_the_jobs_cluster(
     head: Head, project: Path, tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def test_the_return_rises_above_what_random_directions_or_random_targets_can_ear
     assert max(ablations) < 14  # the right direction with a random target earns 13.4 of 25
 
 
-@pytest.mark.parametrize("stop_after", [1, 3])
+@pytest.mark.parametrize("stop_after", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_run_stopped_and_resumed_equals_the_uninterrupted_one(
     uninterrupted: Path, tmp_path: Path, stop_after: int
 ) -> None:
@@ -183,6 +183,7 @@ def test_all_agents_may_leave_where_others_join_with_the_same_request(tmp_path: 
         assert run.evaluate(episodes=2)["num_agents"] == 3
 
 
+@pytest.mark.slow
 def test_the_team_changes_on_request_while_the_run_trains(tmp_path: Path) -> None:
     with trainer(tmp_path, args={"num_episodes": 400}) as run:
         thread = threading.Thread(target=run.train)

@@ -101,6 +101,7 @@ def test_a_random_sweep_trains_as_many_trials_side_by_side_as_fit_and_leaves_wha
         assert len(logs(trainer.train())) == 1
 
 
+@pytest.mark.slow
 def test_asha_stops_bad_trials_early_and_the_best_one_is_written_down(tmp_path: Path) -> None:
     folder, outcomes = run_sweep(
         tmp_path,
@@ -163,6 +164,7 @@ def test_pbt_copies_the_checkpoint_of_a_good_trial_and_goes_on_from_it(tmp_path:
     assert any((array != final_state(folder.runs / donor)[name]).any() for name, array in ours.items())
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     before = living()
     killed: list[float] = []
