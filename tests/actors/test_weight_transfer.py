@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 
+from actors import generation_pool
 from actors.engine import Sampling
 from actors.generation_pool import GenerationPool, WorkerLostError
 from actors.generation_worker import EngineSpec
@@ -97,6 +98,7 @@ def test_a_killed_engine_comes_back_with_the_present_weights_and_the_next_push_r
     assert pool.recoveries == before + 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_before_a_push_breaks_it_off_and_all_engines_get_the_weights_anew(
     pool: GenerationPool, learner: Learner
 ) -> None:
@@ -146,7 +148,12 @@ def test_two_ranks_send_what_they_hold_together(pool: GenerationPool, small_mode
         ranks.end()
 
 
-def test_weights_that_never_arrive_are_told_with_their_cause(pool: GenerationPool) -> None:
+@pytest.mark.slow
+def test_weights_that_never_arrive_are_told_with_their_cause(
+    pool: GenerationPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_pool, "_MAX_RECOVERIES", 1)
+
     class Nothing:
         def send(self, version: int) -> Any:
             from learners.snapshot import WeightTransferError
@@ -154,5 +161,5 @@ def test_weights_that_never_arrive_are_told_with_their_cause(pool: GenerationPoo
             raise WeightTransferError(f"the line of version {version} is dead")
 
     nothing: Any = ray.remote(num_cpus=0.1)(Nothing).remote()
-    with pytest.raises(WorkerLostError, match=r"could not be started.*the line of version 12 is dead"):
+    with pytest.raises(WorkerLostError, match=r"(?s)could not be started.*the line of version 12 is dead"):
         pool.confirm(pool.push(lambda engines, incarnation: nothing.send.remote(12), 12, verify=True))
