@@ -246,13 +246,15 @@ class GenerationPool:
 
     def _await_process(self, worker: Any, index: int, what: str) -> None:
         """Wait until a worker is up; a process that has been killed may still answer for a moment."""
-        end = time.monotonic() + self._start_timeout_s
+        left = self._start_timeout_s
+        end = time.monotonic() + left
         while True:
-            found = self._wait(worker.ready.remote(), max(0.0, end - time.monotonic()), index, what)
+            found = self._wait(worker.ready.remote(), left, index, what)
             self._processes[worker] = found["process"]
             if found["process"] not in self._killed:
                 return
             time.sleep(0.2)
+            left = max(0.0, end - time.monotonic())
 
     def _wait(self, ref: Any, seconds: float, index: int, what: str) -> Any:
         try:

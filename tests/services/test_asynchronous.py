@@ -77,6 +77,7 @@ def test_a_signal_waits_for_the_round_to_be_whole(make: Any, tmp_path: Path, who
     assert_same_run(whole, tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_meanwhile_loses_no_update(make: Any, tmp_path: Path) -> None:
     calls = 0
 

@@ -49,6 +49,7 @@ def test_a_run_that_loses_a_learner_goes_on_from_its_checkpoint(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_replaced_and_nothing_of_the_run_changes(make: Any, tmp_path: Path) -> None:
     make("maac", ARGS, run_name="whole").train()
     calls = 0

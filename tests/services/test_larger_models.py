@@ -46,6 +46,7 @@ def test_adapters_learn_and_the_saved_agents_are_base_plus_adapter(make: Any, sm
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_adapters_are_pushed_into_vllm_and_a_resumed_run_equals_the_uninterrupted_one(
     make: Any, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_adapters_are_pushed_into_vllm_and_a_resumed_run_equals_the_uninterrupte
     assert all("lora_" in name for name in state["model"]), "the base stays where it came from"
 
 
+@pytest.mark.slow
 def test_learners_of_two_ranks_make_the_run_that_one_rank_makes_and_hand_over_their_checkpoint(
     make: Any, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_more_agents_than_nodes_are_where_the_strategy_says(tmp_path: Path) -> N
     assert found["no_groups_left"]
 
 
+@pytest.mark.slow
 def test_what_is_refused_waited_for_and_left_behind_and_who_does_not_see_the_run_folder(
     tmp_path: Path,
 ) -> None:
@@ -133,6 +134,7 @@ def test_what_is_refused_waited_for_and_left_behind_and_who_does_not_see_the_run
         pytest.param("runner", 300, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_team_survives_the_loss_of_a_node(tmp_path: Path, victim: str, hidden: int) -> None:
     found = play("lost_team_node", tmp_path, victim, hidden)
     assert found["moved"]

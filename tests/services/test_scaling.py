@@ -93,6 +93,7 @@ def numbers(run: Path, updates: int) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in entries]
 
 
+@pytest.mark.slow
 def test_a_running_service_gets_more_workers_then_fewer_and_computes_the_same(folder: Path) -> None:
     training = Training(folder)
     try:

@@ -111,6 +111,7 @@ def test_a_store_that_cannot_be_used_is_told_before_the_start(tmp_path: Path) ->
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_copy_as_if_nothing_had_happened(tmp_path: Path) -> None:
     settings = {
         "algorithm": "smarl", "environment": "ball_grid", "agents": 2, "checkpoint_interval": 0,

@@ -97,6 +97,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one(
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_a_run_whose_reward_raises_keeps_what_it_has_and_goes_on_once_mended(
     make: Any, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_run_whose_reward_raises_keeps_what_it_has_and_goes_on_once_mended(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_batched_collection_trains_exactly_as_one_item_at_a_time(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_batched_collection_trains_exactly_as_one_item_at_a_time(
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_a_killed_worker_does_not_change_the_run(make: Any, tmp_path: Path) -> None:
     args = {**LEARN, "num_train_epochs": 1, "num_turns": 1, "num_generations": 2, "rollout_buffer_size": 8}
     engine = {**VLLM, "workers_per_agent": 2}
@@ -229,6 +232,7 @@ def test_different_models_and_tokenizers_work_together(
     assert sizes[0] != sizes[1]
 
 
+@pytest.mark.slow
 def test_one_critic_object_for_several_agents_is_one_critic(make: Any, small_model: Path) -> None:
     args = {**LEARN, "num_train_epochs": 1, "num_turns": 1, "num_generations": 2, "rollout_buffer_size": 8}
     shared = AutoModel.from_pretrained(small_model)

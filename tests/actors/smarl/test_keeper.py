@@ -175,6 +175,7 @@ def test_a_coordinator_killed_between_calls_has_a_bit_equal_successor(
     assert keeper.restarts == len(killed)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_dies_in_a_call_has_a_bit_equal_successor_also_while_that_catches_up(
     start: Callable[..., CoordinatorKeeper], dies_in: Callable[..., None]
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_failing_job_fails_the_command_which_tells_why(head: Head, project: Pa
     assert "FAILED" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_job_leaves_nothing_but_a_checkpoint_from_which_it_goes_on(
     head: Head, project: Path, tmp_path: Path
 ) -> None:

@@ -144,6 +144,7 @@ def test_agents_join_and_leave_by_schedule(tmp_path: Path) -> None:
     assert (run / "returns.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_changed_team_resumes_as_well(tmp_path: Path) -> None:
     schedule = {0: 3, 4: 5, 9: 2}
     whole = train(tmp_path, "whole", agents=schedule)
@@ -303,3 +304,20 @@ def test_continuous_actions_learn_through_a_gymnasium_environment(tmp_path: Path
     assert last["num_agents"] == 1
     assert np.isfinite(last["critic_loss"])
     assert "target_loss" not in last
+
+
+@pytest.mark.parametrize("made_by", ["rllib", "pettingzoo"])
+def test_a_team_trains_and_changes_in_a_foreign_environment_named_by_a_reference(
+    tmp_path: Path, made_by: str
+) -> None:
+    game = Path(__file__).with_name("passing_game.py")
+    environment = {
+        "name": f"{game}:{made_by}", "compose_action": f"{game}:throw", "common_space": f"{game}:strengths"
+    }  # fmt: skip
+    run = train(tmp_path, environment=environment, agents={0: 2, 8: 3}, args={"max_episode_steps": 8})
+    entries = logs(run)
+    assert [entry["num_agents"] for entry in entries] == [2, 2, 2, 2, 3, 3]
+    assert all(0 <= entry["return_mean"] <= 8 for entry in entries)
+    assert max(entry["return_mean"] for entry in entries) > 0
+    assert np.isfinite(entries[-1]["critic_loss"])
+    assert any("target_loss" in entry for entry in entries)
