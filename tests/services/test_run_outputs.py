@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,9 @@ def test_weights_and_biases_offline(run: RunFolder, monkeypatch: pytest.MonkeyPa
     logger.log({"turn_1/reward_mean": 0.25}, 8)
     logger.close()
     (binary,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    end = time.monotonic() + 20  # wandb's own process may still be writing when `finish` has returned
+    while b"turn_1/reward_mean" not in binary.read_bytes() and time.monotonic() < end:
+        time.sleep(0.1)
     assert b"turn_1/reward_mean" in binary.read_bytes()
 
 
