@@ -149,7 +149,7 @@ class WorkerGroup:
         self._renumber()
 
     def _leave(self, member: _Member, own: list[int]) -> None:
-        fetch([member.handle.leave.remote(own)], "an agent to leave", self._timeout_s, _REMEDY)
+        self._ask([member], lambda member: member.handle.leave.remote(own), "an agent to leave")
         member.identities = [i for k, i in enumerate(member.identities) if k not in own]
         self._refresh(member)
 
@@ -165,7 +165,7 @@ class WorkerGroup:
             if last is not None and room > 0:
                 joining, left = left[:room], left[room:]
                 rows = (_repeated(actor, len(joining)), _repeated(critic, len(joining)))
-                fetch([last.handle.join.remote(joining, *rows)], "an agent to join", self._timeout_s, _REMEDY)
+                self._ask([last], _join(joining, rows), "an agent to join")
                 last.identities += joining
                 self._refresh(last)
             else:
@@ -222,8 +222,12 @@ class WorkerGroup:
         Raises:
             ObjectLostError: something that a worker was to read was lost with its node.
         """
-        answers: list[Any] = [None] * len(self._members)
-        asked = {k: call(member) for k, member in enumerate(self._members)}
+        return self._ask(self._members, call, what)
+
+    def _ask(self, members: Sequence[_Member], call: Callable[[_Member], Any], what: str) -> list[Any]:
+        """The answers of `members`, as `_everyone` gets them."""
+        answers: list[Any] = [None] * len(members)
+        asked = {k: call(member) for k, member in enumerate(members)}
         for _ in range(_ATTEMPTS):
             wait_all(list(asked.values()), what, self._timeout_s, _REMEDY)
             lost: dict[int, RayError] = {}
@@ -239,8 +243,8 @@ class WorkerGroup:
             if not lost:
                 return answers
             for k, cause in lost.items():
-                self._replace(self._members[k], cause)
-            asked = {k: call(self._members[k]) for k in lost}
+                self._replace(members[k], cause)
+            asked = {k: call(members[k]) for k in lost}
         raise WorkerLostError(
             f"a DDPG worker died {_ATTEMPTS} times in a row while the run waited for {what}; continue from the last "
             "checkpoint with `greenroom train --resume RUN_DIR`"
@@ -258,6 +262,10 @@ class WorkerGroup:
         successor = self._hire(member.identities, actor, critic, member.seat)
         member.handle, member.actor, member.critic = successor.handle, successor.actor, successor.critic
         fetch([member.handle.number_from.remote(first)], "a replaced worker", self._timeout_s, _REMEDY)
+
+
+def _join(joining: list[int], rows: tuple[np.ndarray, np.ndarray]) -> Callable[[_Member], Any]:
+    return lambda member: member.handle.join.remote(joining, *rows)
 
 
 def _repeated(row: np.ndarray, count: int) -> np.ndarray:
