@@ -14,6 +14,9 @@ from actors.generation_pool import GenerationPool, PendingGeneration, WeightSour
 from actors.generation_worker import PromptTooLongError
 from learners.samples import Completion
 
+PendingPush = tuple[GenerationPool, list[Any]]
+"""A pool and what it waits for."""
+
 
 @dataclass(slots=True)
 class GenerationStats:
@@ -74,17 +77,22 @@ class GenerationGroup:
         self._stats.tokens += sum(len(c.token_ids) for own in completions for c in own)
         return completions
 
-    def push(self, weights: Sequence[WeightSource | None], version: int, *, verify: bool) -> float:
-        """Bring every agent that has new weights (None: unchanged) to `version`.
-
-        Returns:
-            The largest probe difference of any engine; 0 without verification.
-        """
-        started = [
+    def push(
+        self, weights: Sequence[WeightSource | None], version: int, *, verify: bool
+    ) -> list[PendingPush]:
+        """Start to bring every agent that has new weights (None: unchanged) to `version`; `confirm` waits for it."""
+        return [
             (pool, pool.push(source, version, verify=verify))
             for pool, source in zip(self.pools, weights, strict=True)
             if source is not None
         ]
+
+    def confirm(self, started: Sequence[PendingPush]) -> float:
+        """Wait for a push.
+
+        Returns:
+            The largest probe difference of any engine; 0 without verification.
+        """
         return max((pool.confirm(refs) for pool, refs in started), default=0.0)
 
     def take_stats(self) -> GenerationStats:

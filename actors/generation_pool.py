@@ -20,7 +20,7 @@ from actors.engine import Sampling
 from actors.generation_worker import EngineSpec, GenerationWorker, PromptTooLongError
 from actors.limits import WaitLimitError
 from actors.weights import StaleWeightsError
-from learners.samples import Completion
+from learners.samples import Completion, CompletionBatch
 from learners.snapshot import WeightTransferError
 
 logger = logging.getLogger(__name__)
@@ -177,10 +177,8 @@ class GenerationPool:
         ref = pending.refs[index]
         for attempt in range(_MAX_RECOVERIES + 1):
             try:
-                completions: list[Completion] = self._wait(
-                    ref, self._generate_timeout_s, index, "completions"
-                )
-                return completions
+                batch: CompletionBatch = self._wait(ref, self._generate_timeout_s, index, "completions")
+                return batch.unpack()
             except PromptTooLongError as error:
                 raise error.moved(pending.shards[index].start) from None
             except (RayActorError, StaleWeightsError, ObjectLostError) as error:

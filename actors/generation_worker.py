@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from actors.engine import Engine, EngineOutput, Sampling
 from actors.weights import StaleWeightsError
-from learners.samples import Completion, IntArray
+from learners.ragged import Ragged
+from learners.samples import CompletionBatch, IntArray
 from learners.snapshot import WeightSnapshot
 
 
@@ -112,8 +113,8 @@ class GenerationWorker:
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int], version: int
-    ) -> list[Completion]:
-        """One completion per prompt, sampled with exactly weight version `version`.
+    ) -> CompletionBatch:
+        """One completion per prompt, in their order, sampled with exactly weight version `version`.
 
         Raises:
             StaleWeightsError: this worker holds another version (it was restarted, or a push failed).
@@ -128,10 +129,15 @@ class GenerationWorker:
         texts = self._tokenizer.batch_decode(
             [output.token_ids.tolist() for output in trimmed], skip_special_tokens=True
         )
-        return [
-            Completion(prompt, output.token_ids, output.logprobs, text, output.finish_reason, version, cut)
-            for prompt, output, text, cut in zip(ids, trimmed, texts, truncated, strict=True)
-        ]
+        return CompletionBatch(
+            Ragged.of(ids, np.int32),
+            Ragged.of([output.token_ids for output in trimmed], np.int32),
+            Ragged.of([output.logprobs for output in trimmed], np.float32),
+            texts,
+            [output.finish_reason for output in trimmed],
+            truncated,
+            version,
+        )
 
     def _tokenize(self, prompts: Sequence[str], limit: int) -> tuple[list[IntArray], list[bool]]:
         if limit < 1:

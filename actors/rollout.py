@@ -121,13 +121,13 @@ class RolloutCollector:
         self, active: Sequence[_Running], prompts: list[list[str]], turn: int, generate: Generate
     ) -> list[list[list[Completion]]]:
         """`[item][agent][generation]`, out of one call for all items, agents and generations."""
-        copies = range(self.num_generations)
+        width = self.num_generations
+        copies = range(width)
         flat_prompts = [[p[agent] for p in prompts for _ in copies] for agent in range(self.num_agents)]
         seeds = [
-            [request_seed(self.seed, rollout.item, turn, agent, k) for rollout in active for k in copies]
+            [seed for r in active for seed in request_seeds(self.seed, r.item, turn, agent, width)]
             for agent in range(self.num_agents)
         ]
-        width = self.num_generations
         try:
             flat = generate(flat_prompts, seeds)
         except PromptTooLongError as error:
@@ -171,10 +171,10 @@ class RolloutCollector:
         return Rollout(rollout.item, samples, rewards.shape[0] * rewards.shape[1])
 
 
-def request_seed(seed: int, item: ItemRef, turn: int, agent: int, generation: int) -> int:
-    """A 63-bit engine seed that only this completion of this run uses."""
-    words = np.random.SeedSequence([seed, item.epoch, item.item_idx, turn, agent, generation])
-    return int(words.generate_state(1, np.uint64)[0] >> 1)
+def request_seeds(seed: int, item: ItemRef, turn: int, agent: int, generations: int) -> list[int]:
+    """63-bit engine seeds, one per generation, that only these completions of this run use."""
+    words = np.random.SeedSequence([seed, item.epoch, item.item_idx, turn, agent])
+    return [int(state >> 1) for state in words.generate_state(generations, np.uint64)]
 
 
 def items_that_fit(missing: int, num_turns: int, num_generations: int) -> int:

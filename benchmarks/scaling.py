@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import statistics
 import time
@@ -29,7 +30,8 @@ from actors.generation_worker import EngineSpec
 from learners.critic import CriticUpdate
 from learners.critic_inputs import CriticLayout, CriticReader
 from learners.policy import PolicyUpdate
-from learners.samples import Completion
+from learners.ragged import Ragged
+from learners.samples import CompletionBatch
 from learners.snapshot import WeightSnapshot
 from services.checkpoint import CheckpointStore, TrainerState
 from services.config import RunConfig, parse_config
@@ -49,7 +51,15 @@ PROMPT_S, START_S, VALUE_S, UPDATE_S, PUSH_S = 0.04, 0.5, 0.5, 2.0, 0.25
 """Known durations: of a prompt, a call of generation, a call for values, an update, and a push."""
 TOKENS, GENERATIONS, ITEMS = 64, 8, 8
 """Of a completion; completions of a prompt; items of an update round."""
-PROCESSES = 8
+PROCESSES = 2
+
+
+@functools.cache
+def _completions(count: int, version: int) -> CompletionBatch:
+    ids = Ragged.of([np.ones(TOKENS, np.int32)] * count, np.int32)
+    logprobs = Ragged.of([np.full(TOKENS, -1.0)] * count, np.float32)
+    texts, reasons = ["word " * TOKENS] * count, ["length"] * count
+    return CompletionBatch(ids, ids, logprobs, texts, reasons, [False] * count, version)
 
 
 class StandIn:
@@ -60,10 +70,9 @@ class StandIn:
 
     async def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int], version: int
-    ) -> list[Completion]:
+    ) -> CompletionBatch:
         await asyncio.sleep(START_S + PROMPT_S * len(prompts))
-        ids, logprobs = np.ones(TOKENS, np.int32), np.full(TOKENS, -1, np.float32)
-        return [Completion(ids, ids, logprobs, "word " * TOKENS, "length", version) for _ in prompts]
+        return _completions(len(prompts), version)
 
     async def push(self, snapshot: WeightSnapshot, verify: bool) -> float:
         await asyncio.sleep(PUSH_S)

@@ -54,8 +54,12 @@ class CriticReader:
         if layout.kind == "own":
             texts = [own_tokens(own, layout.critic_type) for own in samples]
         else:
-            encoded = self.tokenizer(joint_texts(samples, layout.critic_type))["input_ids"]
-            texts = [[np.asarray(ids, np.int32) for ids in encoded]]
+            joint = joint_texts(samples, layout.critic_type)
+            # In mode v, all generations of a turn read the same text: it is encoded, and travels, once.
+            distinct = list(dict.fromkeys(joint))
+            encoded = self.tokenizer(distinct)["input_ids"] if distinct else []
+            ids_of = {text: np.asarray(ids, np.int32) for text, ids in zip(distinct, encoded, strict=True)}
+            texts = [[ids_of[text] for text in joint]]
         return [self._fit(ids, samples[agent], agent) for agent, ids in enumerate(texts)]
 
     def _fit(self, texts: list[IntArray], samples: Sequence[Sample], agent: int) -> list[IntArray]:
@@ -69,7 +73,7 @@ class CriticReader:
                     f"but its model reads at most {limit}. Shorten the prompts, use a critic with a longer context, "
                     "or set engine.truncate_prompts=true to cut from the left."
                 )
-        return [ids[-limit:] for ids in texts]
+        return [ids if len(ids) <= limit else ids[-limit:] for ids in texts]
 
 
 def own_tokens(samples: Sequence[Sample], critic_type: CriticType) -> list[IntArray]:

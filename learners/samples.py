@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learners.ragged import Ragged
+
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
@@ -34,6 +36,34 @@ class Completion:
     """"stop" (end-of-sequence sampled) or "length" (`max_new_tokens` reached)."""
     weight_version: int
     prompt_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBatch:
+    """Completions of one weight version on their way between processes."""
+
+    prompt_ids: Ragged
+    token_ids: Ragged
+    logprobs: Ragged
+    texts: list[str]
+    finish_reasons: list[str]
+    prompts_truncated: list[bool]
+    weight_version: int
+
+    def unpack(self) -> list[Completion]:
+        """Its completions, whose arrays are views of the batch's."""
+        return [
+            Completion(prompt, tokens, logprobs, text, reason, self.weight_version, cut)
+            for prompt, tokens, logprobs, text, reason, cut in zip(
+                self.prompt_ids,
+                self.token_ids,
+                self.logprobs,
+                self.texts,
+                self.finish_reasons,
+                self.prompts_truncated,
+                strict=True,
+            )
+        ]
 
 
 @dataclass(slots=True)
@@ -72,9 +102,9 @@ class TokenBatch:
     def of(cls, samples: Sequence[Sample], *, with_logprobs: bool = False) -> TokenBatch:
         """The token ids of `samples`, in their order."""
         return cls(
-            [s.completion.prompt_ids for s in samples],
-            [s.completion.token_ids for s in samples],
-            [s.completion.logprobs for s in samples] if with_logprobs else None,
+            Ragged.of([s.completion.prompt_ids for s in samples], np.int32),
+            Ragged.of([s.completion.token_ids for s in samples], np.int32),
+            Ragged.of([s.completion.logprobs for s in samples], np.float32) if with_logprobs else None,
         )
 
 

@@ -101,9 +101,12 @@ class LearnerGroup:
         agent after another.
         """
         started = time.perf_counter()
-        batches = [ray.put(TokenBatch.of(own, with_logprobs=self._rules.weighs_tokens)) for own in samples]
         texts = [ray.put(ids) for ids in self._reader.read(samples)]
-        values, kl = self._values_and_kl(batches, texts)
+        keys = self.layout.critic_of_agent[: len(texts)]
+        # The critics begin while the policies' batches are still on their way.
+        reads = [self.critics[key].call("values", key, ids) for key, ids in zip(keys, texts, strict=True)]
+        batches = [ray.put(TokenBatch.of(own, with_logprobs=self._rules.weighs_tokens)) for own in samples]
+        values, kl = self._values_and_kl(batches, reads)
         agents = [
             self._plan(own, values[agent], kl[agent], agent, round_idx) for agent, own in enumerate(samples)
         ]
@@ -167,7 +170,7 @@ class LearnerGroup:
         return [*self.policies, *dict.fromkeys(self.critics.values())]
 
     def _values_and_kl(
-        self, batches: list[Any], texts: list[Any]
+        self, batches: list[Any], reads: list[Call]
     ) -> tuple[list[FloatArray], list[FloatArray | None]]:
         """Old values and reference KL of every agent's samples, from weights that no sample has changed yet."""
         kind, with_kl = self.layout.kind, self._rules.reference_kl_coef is not None
@@ -175,8 +178,6 @@ class LearnerGroup:
         calls = (
             [p.call("score", b) for p, b in zip(self.policies, batches, strict=True)] if needs_score else []
         )
-        keys = self.layout.critic_of_agent[: len(texts)]
-        reads = [self.critics[key].call("values", key, ids) for key, ids in zip(keys, texts, strict=True)]
         results = self.get([*calls, *reads], "values and reference log-probabilities")
         scores, values = results[: len(calls)], results[len(calls) :]
         kl: list[FloatArray | None] = [None] * len(batches)

@@ -50,11 +50,18 @@ class Recorders:
         self.progress.close()
 
 
-def push_weights(system: System, probe_ids: Sequence[IntArray], version: int, *, verify: bool) -> float:
-    """Bring every engine to the learners' weights as `version`; returns the largest probe difference."""
+def start_push(
+    system: System, probe_ids: Sequence[IntArray], version: int, *, verify: bool
+) -> Callable[[], float]:
+    """Begin to bring every engine to the learners' weights as `version`.
+
+    Returns:
+        Waits until all have them, and returns the largest probe difference.
+    """
     learners = system.learners
     weights = [learners.weights(agent, version, ids) for agent, ids in enumerate(probe_ids)]
-    return system.generation.push(weights, version, verify=verify)
+    started = system.generation.push(weights, version, verify=verify)
+    return lambda: system.generation.confirm(started)
 
 
 def make_probes(system: System, prompts: Sequence[str]) -> list[IntArray]:
@@ -116,7 +123,7 @@ class TrainingLoop:
         """
         with self._signals:
             try:
-                self.push_weights()
+                self._start_push()()
                 while self.state.epoch < self._args.num_train_epochs:
                     if stop_at is not None and self.state.update_round >= stop_at:
                         self._checkpoint("stopped after the asked number of update rounds")
@@ -130,11 +137,11 @@ class TrainingLoop:
                 raise
         self._checkpoint("finished")
 
-    def push_weights(self) -> float:
-        """Bring every engine to the learners' weights; the version is the number of update rounds."""
+    def _start_push(self) -> Callable[[], float]:
+        """Begin to bring every engine to the learners' weights; the version is the number of update rounds."""
         version = self.state.update_round
         verify = version % self._config.engine.verify_push_every == 0
-        return push_weights(self._system, self._probe_ids, version, verify=verify)
+        return start_push(self._system, self._probe_ids, version, verify=verify)
 
     def _scale_if_asked(self) -> None:
         """Another number of generation workers changes no completion, so a wish that fails does not end the run."""
@@ -161,8 +168,13 @@ class TrainingLoop:
         result, trouble = self._update(collected)
         self._to.progress.items(len(collected.rollouts))
         sync_started = time.perf_counter()
-        probe_gap = self.push_weights()
+        confirm_push = self._start_push()
         sync = time.perf_counter() - sync_started
+        # While the weights are on their way:
+        self._to.rollouts.write(result.agents, self.state.update_round, collected.rollouts[0].item.epoch)
+        sync_started = time.perf_counter()
+        probe_gap = confirm_push()
+        sync += time.perf_counter() - sync_started
         here = [each for each in (None if ahead else collected, self._ahead) if each is not None]
         generating = sum(each.generation.seconds for each in here)
         self._report(collected, result, probe_gap, started, generating, sync)
@@ -234,7 +246,6 @@ class TrainingLoop:
         if logged is not None:
             self._to.metrics.log(logged, self.state.reward_evaluations)
         self.state.pending_metrics = self._buffer.state()
-        self._to.rollouts.write(result.agents, self.state.update_round, collected.rollouts[0].item.epoch)
         self._to.progress.show(
             {
                 "update": str(self.state.update_round),

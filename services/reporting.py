@@ -45,17 +45,21 @@ def staleness(agents: list[AgentRound], update_round: int) -> dict[str, float]:
 
 def turn_metrics(agents: list[AgentRound], reference_kl_coef: float | None) -> dict[str, float]:
     """`turn_k/reward_mean`, `turn_k/expected_return` and the reference penalty, over a turn's samples."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for own in agents:
-        for index, sample in enumerate(own.samples):
-            prefix = f"turn_{sample.turn_idx + 1}"
-            values[f"{prefix}/reward_mean"].append(sample.reward)
-            values[f"{prefix}/expected_return"].append(sample.expected_return)
-            if own.reference_kl is not None and reference_kl_coef is not None:
-                kl = float(own.reference_kl[index])
-                values[f"{prefix}/reference_kl_mean"].append(kl)
-                values[f"{prefix}/reference_kl_penalty_mean"].append(reference_kl_coef * kl)
-    return {name: float(np.mean(numbers)) for name, numbers in sorted(values.items())}
+    samples = [sample for own in agents for sample in own.samples]
+    columns = {
+        "reward_mean": np.array([s.reward for s in samples]),
+        "expected_return": np.array([s.expected_return for s in samples]),
+    }
+    divergences = [own.reference_kl for own in agents if own.reference_kl is not None]
+    if divergences and reference_kl_coef is not None:
+        kl = np.concatenate(divergences).astype(np.float64)
+        columns |= {"reference_kl_mean": kl, "reference_kl_penalty_mean": reference_kl_coef * kl}
+    turns = np.array([s.turn_idx for s in samples])
+    return {
+        f"turn_{turn + 1}/{name}": float(column[turns == turn].mean())
+        for turn in np.unique(turns)
+        for name, column in columns.items()
+    }
 
 
 def _completion_metrics(agents: list[AgentRound]) -> dict[str, float]:

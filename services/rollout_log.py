@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -62,9 +63,9 @@ class RolloutLog:
         """
         path = self._folder / f"round_{round_idx:08d}.parquet"
         aside = path.with_suffix(".tmp")
-        rows = [row for own in agents for row in _rows(own, round_idx, epoch)]
+        table = pa.Table.from_pydict(_columns(agents, round_idx, epoch), schema=SCHEMA)
         try:
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
+            pq.write_table(table, aside, compression="zstd")
             os.replace(aside, path)
         except OSError as error:
             aside.unlink(missing_ok=True)
@@ -73,29 +74,37 @@ class RolloutLog:
             ) from error
 
 
-def _rows(own: AgentRound, round_idx: int, epoch: int) -> Iterator[dict[str, Any]]:
-    for index, sample in enumerate(own.samples):
-        completion = sample.completion
-        yield {
-            "round": round_idx,
-            "epoch": epoch,
-            "item_idx": sample.item_idx,
-            "turn_idx": sample.turn_idx,
-            "generation_idx": sample.generation_idx,
-            "agent_idx": sample.agent_idx,
-            "prompt": sample.prompt,
-            "completion": completion.text,
-            "prompt_tokens": len(completion.prompt_ids),
-            "completion_tokens": len(completion.token_ids),
-            "finish_reason": completion.finish_reason,
-            "reward": sample.reward,
-            "reference_kl": None if own.reference_kl is None else float(own.reference_kl[index]),
-            "value": float(own.values[index]),
-            "td_target": float(own.td_targets[index]),
-            "td_error": float(own.td_errors[index]),
-            "advantage": float(own.advantages[index]),
-            "expected_return": sample.expected_return,
-            "weight_version": completion.weight_version,
-            "staleness": round_idx - 1 - completion.weight_version,
-            "engine_logprob": float(completion.logprobs.sum()),
-        }
+def _columns(agents: Sequence[AgentRound], round_idx: int, epoch: int) -> dict[str, Any]:
+    samples = [sample for own in agents for sample in own.samples]
+    completions = [sample.completion for sample in samples]
+    versions = np.array([c.weight_version for c in completions])
+    return {
+        "round": np.full(len(samples), round_idx),
+        "epoch": np.full(len(samples), epoch),
+        "item_idx": [s.item_idx for s in samples],
+        "turn_idx": [s.turn_idx for s in samples],
+        "generation_idx": [s.generation_idx for s in samples],
+        "agent_idx": [s.agent_idx for s in samples],
+        "prompt": [s.prompt for s in samples],
+        "completion": [c.text for c in completions],
+        "prompt_tokens": [len(c.prompt_ids) for c in completions],
+        "completion_tokens": [len(c.token_ids) for c in completions],
+        "finish_reason": [c.finish_reason for c in completions],
+        "reward": [s.reward for s in samples],
+        "reference_kl": _kl(agents),
+        "value": np.concatenate([own.values for own in agents]),
+        "td_target": np.concatenate([own.td_targets for own in agents]),
+        "td_error": np.concatenate([own.td_errors for own in agents]),
+        "advantage": np.concatenate([own.advantages for own in agents]),
+        "expected_return": [s.expected_return for s in samples],
+        "weight_version": versions,
+        "staleness": round_idx - 1 - versions,
+        "engine_logprob": [float(c.logprobs.sum()) for c in completions],
+    }
+
+
+def _kl(agents: Sequence[AgentRound]) -> list[float | None]:
+    column: list[float | None] = []
+    for own in agents:
+        column += [None] * len(own.samples) if own.reference_kl is None else own.reference_kl.tolist()
+    return column

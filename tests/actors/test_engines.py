@@ -66,7 +66,7 @@ def test_log_probabilities_are_those_of_the_untempered_policy_before_and_after_a
     worker: GenerationWorker, learner: PolicyLearner, small_model: Path
 ) -> None:
     push(worker, learner, 0)
-    before = worker.generate(PROMPTS, SAMPLING, [1, 2, 3, 4], version=0)
+    before = worker.generate(PROMPTS, SAMPLING, [1, 2, 3, 4], version=0).unpack()
     plain = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
     for completion in before:
         expected = plain_logprobs(plain, completion.prompt_ids, completion.token_ids)
@@ -77,7 +77,7 @@ def test_log_probabilities_are_those_of_the_untempered_policy_before_and_after_a
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
     assert push(worker, learner, 1) < 1e-3
-    after = worker.generate(PROMPTS, SAMPLING, [1, 2, 3, 4], version=1)
+    after = worker.generate(PROMPTS, SAMPLING, [1, 2, 3, 4], version=1).unpack()
     changed = 0
     for completion in after:
         now = plain_logprobs(model, completion.prompt_ids, completion.token_ids)
@@ -94,11 +94,11 @@ def test_a_completion_depends_on_its_own_seed_and_not_on_its_company(
     push(worker, learner, 0)
     prompts = PROMPTS * 4
     seeds = list(range(100, 116))
-    together = worker.generate(prompts, SAMPLING, seeds, version=0)
+    together = worker.generate(prompts, SAMPLING, seeds, version=0).unpack()
     for index in (0, 5, 15):
-        (alone,) = worker.generate([prompts[index]], SAMPLING, [seeds[index]], version=0)
+        (alone,) = worker.generate([prompts[index]], SAMPLING, [seeds[index]], version=0).unpack()
         assert alone.token_ids.tolist() == together[index].token_ids.tolist()
-    (other,) = worker.generate([prompts[0]], SAMPLING, [999], version=0)
+    (other,) = worker.generate([prompts[0]], SAMPLING, [999], version=0).unpack()
     assert other.token_ids.tolist() != together[0].token_ids.tolist()
 
 
@@ -107,9 +107,9 @@ def test_more_prompt_tokens_than_one_scheduling_step_takes(
 ) -> None:
     push(worker, learner, 0)
     prompts = [f"{i} " + "ab " * 40 for i in range(128)]
-    completions = worker.generate(prompts, Sampling(4), list(range(128)), version=0)
+    completions = worker.generate(prompts, Sampling(4), list(range(128)), version=0).unpack()
     assert sum(len(c.prompt_ids) for c in completions) > 8192
-    (alone,) = worker.generate(prompts[100:101], Sampling(4), [100], version=0)
+    (alone,) = worker.generate(prompts[100:101], Sampling(4), [100], version=0).unpack()
     assert alone.token_ids.tolist() == completions[100].token_ids.tolist()
 
 
@@ -119,7 +119,7 @@ def test_sampled_frequencies_follow_temperature_and_top_p(
     push(worker, learner, 0)
     n = 3000
     sampling = Sampling(max_new_tokens=1, temperature=0.5, top_p=0.5)
-    completions = worker.generate(["the"] * n, sampling, list(range(n)), version=0)
+    completions = worker.generate(["the"] * n, sampling, list(range(n)), version=0).unpack()
     ids = torch.tensor(completions[0].prompt_ids.astype(np.int64))[None]
     with torch.no_grad():
         probabilities = torch.softmax(learner._policy.model(ids).logits[0, -1].double() / 0.5, -1)
@@ -135,7 +135,7 @@ def test_sampled_frequencies_follow_temperature_and_top_p(
 
 def test_greedy_decoding_takes_the_likeliest_token(worker: GenerationWorker, learner: PolicyLearner) -> None:
     push(worker, learner, 0)
-    (completion,) = worker.generate(["the quick"], SAMPLING.greedy(), [0], version=0)
+    (completion,) = worker.generate(["the quick"], SAMPLING.greedy(), [0], version=0).unpack()
     ids = completion.prompt_ids.tolist()
     for token in completion.token_ids[:5].tolist():
         with torch.no_grad():
@@ -179,7 +179,7 @@ def test_truncated_prompts_keep_their_end(backend: str, small_model: Path) -> No
     worker = GenerationWorker(spec_of(small_model, backend, truncate_prompts=True))
     worker._version = 0
     long = "a " * 300 + "the end"
-    short, cut = worker.generate(["x", long], SAMPLING, [0, 1], version=0)
+    short, cut = worker.generate(["x", long], SAMPLING, [0, 1], version=0).unpack()
     assert not short.prompt_truncated
     assert cut.prompt_truncated
     assert len(cut.prompt_ids) == 256 - SAMPLING.max_new_tokens

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.generation_worker import PromptTooLongError
 from actors.prompts import PromptBuilder
 from actors.rewards import RewardFunction
-from actors.rollout import ItemRef, Rollout, RolloutCollector, RolloutError, items_that_fit, request_seed
+from actors.rollout import ItemRef, Rollout, RolloutCollector, RolloutError, items_that_fit, request_seeds
 from actors.transitions import Transition
 from learners.samples import Completion
 
@@ -157,13 +157,13 @@ def test_later_prompts_come_from_the_transition() -> None:
 
 def test_every_completion_has_a_random_stream_of_its_own() -> None:
     seeds = {
-        request_seed(seed, ItemRef(item, epoch, {}), turn, agent, generation)
+        request
         for seed in range(3)
         for epoch in range(3)
         for item in range(5)
         for turn in range(3)
         for agent in range(3)
-        for generation in range(3)
+        for request in request_seeds(seed, ItemRef(item, epoch, {}), turn, agent, 3)
     }
     assert len(seeds) == 3 * 3 * 5 * 3 * 3 * 3
     assert all(0 <= seed < 2**63 for seed in seeds)

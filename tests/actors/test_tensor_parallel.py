@@ -44,7 +44,7 @@ def test_two_processes_sample_with_pushed_weights_and_end_with_their_worker(smal
     assert gap < 1e-3
     (completion,) = ray.get(
         worker.generate.remote(["def add(a, b):"], Sampling(max_new_tokens=8), [1], 1), timeout=60
-    )
+    ).unpack()
     (score,) = learner.score(TokenBatch([completion.prompt_ids], [completion.token_ids])).logprob
     assert completion.logprobs.sum() == pytest.approx(score, abs=1e-3)
 
