@@ -6,7 +6,6 @@ prompts again.  Every completion depends on its own seed alone, so a recovered r
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError
 from actors.engine import Sampling
 from actors.generation_worker import EngineSpec, GenerationWorker, PromptTooLongError
 from actors.limits import WaitLimitError
+from actors.recovery import recovering
 from actors.weights import StaleWeightsError
 from learners.samples import Completion, CompletionBatch
 from learners.snapshot import WeightTransferError
-
-logger = logging.getLogger(__name__)
 
 _MAX_RECOVERIES = 3
 
@@ -205,15 +203,13 @@ class GenerationPool:
 
     def _recover(self, index: int, error: Exception) -> float:
         """Wait for Ray's replacement of a worker and bring it to the current weights; returns the probe difference."""
-        logger.warning(
-            "generation worker %d of agent %d was lost (%s); restarting it with weight version %d",
-            index,
-            self._agent_idx,
-            error,
-            self._version,
-        )
         self.recoveries += 1
-        return self._bring_up(index, "the engine to restart")
+        what, plan = (
+            f"generation worker {index} of agent {self._agent_idx}",
+            f"weight version {self._version}",
+        )
+        with recovering(what, error, f"restarting it with {plan}"):
+            return self._bring_up(index, "the engine to restart")
 
     def _bring_up(self, index: int, what: str) -> float:
         """Wait until a worker that is starting is up, and bring it to the current weights."""

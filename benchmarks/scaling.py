@@ -52,6 +52,7 @@ PROMPT_S, START_S, VALUE_S, UPDATE_S, PUSH_S = 0.04, 0.5, 0.5, 2.0, 0.25
 TOKENS, GENERATIONS, ITEMS = 64, 8, 8
 """Of a completion; completions of a prompt; items of an update round."""
 PROCESSES = 2
+"""Of stand-ins, which all agents share: as many as there are cores, for an idle process costs time as well."""
 
 
 @functools.cache

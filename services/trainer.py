@@ -6,12 +6,13 @@ evaluated and saved.  What happens between is the training loop's business.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from actors.recovery import recovering
 from actors.rollout import RolloutCollector
 from services.callables import reference_of
 from services.checkpoint import AfterRound, CheckpointError, CheckpointStore, TrainerState
@@ -47,8 +48,6 @@ from services.smarl.trainer import SMARLTrainer
 from services.sources import resolve_sources
 from services.storage import checkpoints_of, leave_final_copy
 from services.validate import check_run
-
-logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
@@ -180,26 +179,35 @@ class ActorCriticTrainer:
             raise CheckpointError(f"{run.path} has no complete checkpoint to resume from")
         stop_at = None if max_updates is None else _state_of(checkpoint).update_round + max_updates
         resuming = checkpoint is not None
+        recovery: AbstractContextManager[None] = nullcontext()
         for restarts in count(1):
             try:
-                self._train(run, checkpoints, checkpoint, stop_at, after_round, resuming=resuming)
+                with recovery:
+                    system = self._start_from(checkpoint)
+                self._train(system, run, checkpoints, checkpoint, stop_at, after_round, resuming=resuming)
                 return run.path
             except LearnerLostError as error:
-                if restarts > self.config.learner.max_restarts:
+                most = self.config.learner.max_restarts
+                if restarts > most:
                     raise
                 checkpoint, resuming = checkpoints.latest(), True
-                logger.warning(
-                    "%s; going on from %s (restart %d of at most %d, learner.max_restarts)",
-                    error,
-                    checkpoint or "the beginning",
-                    restarts,
-                    self.config.learner.max_restarts,
+                plan = (
+                    f"going on from {checkpoint or 'the beginning'} (restart {restarts} of at most {most}, "
+                    "learner.max_restarts)"
                 )
+                recovery = recovering("a learner", error, plan)
                 self.shutdown()
         raise AssertionError("unreachable")
 
+    def _start_from(self, checkpoint: Path | None) -> System:
+        system = self._start()
+        if checkpoint is not None:
+            system.learners.load(str(checkpoint), self._agent_folders(), self._critic_folders())
+        return system
+
     def _train(
         self,
+        system: System,
         run: RunFolder,
         checkpoints: CheckpointStore,
         checkpoint: Path | None,
@@ -210,9 +218,6 @@ class ActorCriticTrainer:
     ) -> None:
         """Train from `checkpoint`, or from the beginning, until a learner is lost at most."""
         state = _state_of(checkpoint)
-        system = self._start()
-        if checkpoint is not None:
-            system.learners.load(str(checkpoint), self._agent_folders(), self._critic_folders())
         recorders = self._recorders(run, checkpoints, state, resuming=resuming)
         leave_address(run)
         desk = ScalingDesk(run)

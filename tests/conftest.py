@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -17,6 +19,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how long recoveries took: those that the run logged, and those that a test recorded as `recovery`."""
+    lines = []
+    for report in terminalreporter.getreports("passed"):
+        found = re.findall(r"(\S.* is back after .* s)$", report.caplog, re.MULTILINE)
+        found += [value for name, value in report.user_properties if name == "recovery"]
+        lines += [f"{report.nodeid}: {re.sub('^.*[.]py:[0-9]+ ', '', each)}" for each in found]
+    if lines:
+        terminalreporter.section("recoveries")
+        terminalreporter.write_line("\n".join(lines))
+
 
 _TEXT = "def add(a, b):\n    return a + b\n\nthe quick brown fox jumps over the lazy dog; is this a prompt?\n"
 

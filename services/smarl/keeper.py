@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, ObjectLostError, RayActorError
 
 from actors.generation_pool import WorkerLostError
+from actors.recovery import recovering
 from actors.smarl.coordinator import CoordinatorSpec, SMARLCoordinator
 from services.remote_control import NAMESPACE
 from services.waiting import fetch, wait_all
@@ -144,11 +145,11 @@ class CoordinatorKeeper:
         """Have a successor that stands where the lost one stood; it may be lost in turn while it catches up."""
         for _ in range(_ATTEMPTS):
             self.restarts += 1
-            logger.warning("the coordinator died (%s); a successor takes over", error)
             self._unanswered = []
             ray.kill(self._handle, no_restart=True)  # it may only be out of reach
             try:
-                self._start_successor()
+                with recovering("the coordinator", error, "a successor takes over"):
+                    self._start_successor()
                 return
             except RayActorError as again:
                 error = again

@@ -5,7 +5,6 @@ Owns how episodes are dealt to runners, and new runners for lost ones.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
+from actors.recovery import recovering
 from actors.smarl.chunk import Progress
 from actors.smarl.runner import RunnerSpec, TeamRunner
 from learners.smarl.common_action import Exploration
-from services.waiting import fetch
-
-logger = logging.getLogger(__name__)
+from services.waiting import fetch, wait_all
 
 _ATTEMPTS = 3
 _REMEDY = "Raise workers.timeout_s if the environment needs longer."
@@ -178,9 +176,11 @@ class RunnerGroup:
         for runner in list(asked):
             try:
                 fetch([runner.ready.remote()], "an environment runner", self._timeout_s, _REMEDY)
-            except RayActorError:
-                logger.warning("an environment runner died; a new one begins its episodes again")
+            except RayActorError as error:
                 self.restarts += 1
-                ray.kill(runner, no_restart=True)  # it may only be out of reach, and would keep its place
-                number = self._runners.index(runner)
-                self._runners[number] = self._hire(number)
+                with recovering("an environment runner", error, "a new one begins its episodes again"):
+                    ray.kill(runner, no_restart=True)  # it may only be out of reach, and would keep its place
+                    number = self._runners.index(runner)
+                    self._runners[number] = successor = self._hire(number)
+                    # If it dies in turn, the first step that is asked of it tells.
+                    wait_all([successor.ready.remote()], "an environment runner", self._timeout_s, _REMEDY)

@@ -5,7 +5,6 @@ Owns the split of the agents over workers, in the order of their numbers.  Param
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -16,10 +15,9 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from actors.generation_pool import WorkerLostError
+from actors.recovery import recovering
 from actors.smarl.worker import METRICS, DDPGWorker, WorkerSpec
 from services.waiting import fetch, wait_all
-
-logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _REMEDY = "Raise workers.timeout_s if it needs longer."
@@ -254,14 +252,14 @@ class WorkerGroup:
         """A successor for the same agents under the same numbers, from the centre's parameters."""
         self.restarts += 1
         first = self.firsts[self._members.index(member)]
-        logger.warning(
-            "the DDPG worker of agents %s died (%s); replaced from the centre", _span(member, first), error
-        )
-        actor, critic = (_repeated(row, len(member.identities)) for row in self._centre())
-        ray.kill(member.handle, no_restart=True)  # it may only be out of reach, and would keep its place
-        successor = self._hire(member.identities, actor, critic, member.seat)
-        member.handle, member.actor, member.critic = successor.handle, successor.actor, successor.critic
-        fetch([member.handle.number_from.remote(first)], "a replaced worker", self._timeout_s, _REMEDY)
+        with recovering(
+            f"the DDPG worker of agents {_span(member, first)}", error, "replaced from the centre"
+        ):
+            actor, critic = (_repeated(row, len(member.identities)) for row in self._centre())
+            ray.kill(member.handle, no_restart=True)  # it may only be out of reach, and would keep its place
+            successor = self._hire(member.identities, actor, critic, member.seat)
+            member.handle, member.actor, member.critic = successor.handle, successor.actor, successor.critic
+            fetch([member.handle.number_from.remote(first)], "a replaced worker", self._timeout_s, _REMEDY)
 
 
 def _join(joining: list[int], rows: tuple[np.ndarray, np.ndarray]) -> Callable[[_Member], Any]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,25 @@ def train(folder: Path, *arguments: str, **environment: str) -> None:
     assert process.wait(timeout=280) == 0, (folder / "said").read_text()
 
 
+def resume(
+    folder: Path, run: Path, record_property: Callable[[str, object], None], **environment: str
+) -> None:
+    """Resume a run to its end; record how long it takes until it has done something new."""
+    began, before = time.monotonic(), set(run.glob("checkpoints/step_*"))
+    process = start(folder, "--resume", str(run), **environment)
+    while not set(run.glob("checkpoints/step_*")) - before:
+        assert process.poll() is None, (folder / "said").read_text()
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    record_property("recovery", f"a resumed run has its next checkpoint after {seconds:.1f} s")
+    assert process.wait(timeout=280) == 0, (folder / "said").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_driver_takes_everything_with_it_and_the_run_resumes_the_same(folder: Path) -> None:
+def test_a_killed_driver_takes_everything_with_it_and_the_run_resumes_the_same(
+    folder: Path, record_property: Callable[[str, object], None]
+) -> None:
     run = folder / "runs" / "hurt"
     driver = start(folder, "run.yaml", "run_name=hurt")
     wait_for_checkpoint(run, driver)
@@ -129,14 +146,16 @@ def test_a_killed_driver_takes_everything_with_it_and_the_run_resumes_the_same(f
     agents = [each for each in family if each.name() in RAY_AGENTS]
     _, left = psutil.wait_procs([each for each in family if each not in agents], timeout=60)
     assert left == []
-    train(folder, "--resume", str(run))
+    resume(folder, run, record_property)
     train(folder, "run.yaml", "run_name=whole")
     assert_same_run(folder / "runs" / "whole", run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(folder: Path) -> None:
+def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(
+    folder: Path, record_property: Callable[[str, object], None]
+) -> None:
     def head() -> psutil.Popen:
         command = [
             str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--port", str(port),
@@ -161,7 +180,7 @@ def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(fo
     second = head()
     try:
         wait_for_port(port)
-        train(folder, "--resume", str(run), **here)
+        resume(folder, run, record_property, **here)
     finally:
         for process in [*second.children(recursive=True), second]:
             process.kill()

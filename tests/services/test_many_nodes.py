@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def play(scenario: str, *arguments: object, limit_s: float = 380) -> dict[str, A
     assert answers, errors[-4000:]
     found: dict[str, Any] = json.loads(answers[-1].removeprefix("ANSWER "))
     return {**found, "log": errors}
+
+
+def record_recoveries(log: str, record_property: Callable[[str, object], None]) -> None:
+    found = re.findall(r"([^:]* is back after .* s)$", log, re.MULTILINE)
+    assert found
+    for each in found:
+        record_property("recovery", each)
 
 
 def as_even_as_can_be(places: list[str], nodes: int = 3) -> bool:
@@ -135,8 +143,11 @@ def test_what_is_refused_waited_for_and_left_behind_and_who_does_not_see_the_run
     ],
 )
 @pytest.mark.slow
-def test_a_team_survives_the_loss_of_a_node(tmp_path: Path, victim: str, hidden: int) -> None:
+def test_a_team_survives_the_loss_of_a_node(
+    tmp_path: Path, victim: str, hidden: int, record_property: Callable[[str, object], None]
+) -> None:
     found = play("lost_team_node", tmp_path, victim, hidden)
+    record_recoveries(found["log"], record_property)
     assert found["moved"]
     assert found["restarts"] >= 1
     assert victim != "coordinator" or found["coordinator_restarts"] >= 1
@@ -162,9 +173,10 @@ def test_language_models_are_where_the_strategy_says_and_compute_the_same(
 
 @pytest.mark.slow
 def test_generation_workers_of_a_lost_node_are_restarted_elsewhere_and_no_number_changes(
-    tmp_path: Path, small_model: Path
+    tmp_path: Path, small_model: Path, record_property: Callable[[str, object], None]
 ) -> None:
     found = play("lost_engine_node", tmp_path, small_model)
+    record_recoveries(found["log"], record_property)
     assert found["recoveries"] >= 1
     assert found["moved"]
     assert found["same_numbers"]

@@ -22,14 +22,15 @@ CALLBACKS = Path(__file__).parents[1] / "callbacks_for_training.py"
 
 
 @pytest.mark.slow
-def test_a_maac_sweep_trains_one_trial_after_the_other_where_each_needs_the_whole_cluster(
-    tmp_path: Path, small_model: Path
+@pytest.mark.parametrize(("algorithm", "cpus_per_learner"), [("maac", 1), ("iac", 0.75)])
+def test_a_sweep_trains_one_trial_after_the_other_where_each_needs_the_whole_cluster(
+    tmp_path: Path, small_model: Path, algorithm: str, cpus_per_learner: float
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": f"def f{i}():"}) + "\n" for i in range(8))
     )
     settings = {
-        "algorithm": "maac",
+        "algorithm": algorithm,
         "agent_model": str(small_model),
         "critic_model": str(small_model),
         "reward_func": f"{CALLBACKS}:letters",
@@ -45,7 +46,7 @@ def test_a_maac_sweep_trains_one_trial_after_the_other_where_each_needs_the_whol
             "early_termination_threshold": None,
         },
         "engine": {"enforce_eager": True, "kv_cache_memory_mib": 32},
-        "placement": {"cpus_per_generation_worker": 2, "cpus_per_learner": 1},
+        "placement": {"cpus_per_generation_worker": 2, "cpus_per_learner": cpus_per_learner},
         "sweep": {
             "space": {
                 "value_loss_coef": {"loguniform": [0.1, 1.0]},
@@ -67,7 +68,7 @@ def test_a_maac_sweep_trains_one_trial_after_the_other_where_each_needs_the_whol
         assert 0.1 <= outcome.values["value_loss_coef"] <= 1
         assert 0.9 <= outcome.values["discount"] <= 1
         assert (run / "final" / "agent_1" / "model.safetensors").is_file()
-    # Two engines and three learners take 7 of 8 CPUs.
+    # Two engines and three learners, or four, take 7 of 8 CPUs.
     spans = [[entry["time"] for entry in logs(made.folder.runs / o.trial)] for o in (first, second)]
     earlier, later = sorted(spans)
     assert earlier[-1] < later[0]
