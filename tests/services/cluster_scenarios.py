@@ -279,7 +279,7 @@ def _language_run(folder: str, model: str, name: str, **changes: Any) -> Any:
 
 def _numbers(run: Path) -> list[dict[str, float]]:
     """What a run computed, without what depends on time."""
-    timed = ("second", "time", "per_second", "truncat")
+    timed = ("second", "time", "per_second", "truncat", "idle")
     return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in logs(run)]
 
 
