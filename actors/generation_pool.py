@@ -204,11 +204,8 @@ class GenerationPool:
     def _recover(self, index: int, error: Exception) -> float:
         """Wait for Ray's replacement of a worker and bring it to the current weights; returns the probe difference."""
         self.recoveries += 1
-        what, plan = (
-            f"generation worker {index} of agent {self._agent_idx}",
-            f"weight version {self._version}",
-        )
-        with recovering(what, error, f"restarting it with {plan}"):
+        what = f"generation worker {index} of agent {self._agent_idx}"
+        with recovering(what, error, f"restarting it with weight version {self._version}"):
             return self._bring_up(index, "the engine to restart")
 
     def _bring_up(self, index: int, what: str) -> float:

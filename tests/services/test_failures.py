@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,13 @@ def folder(tmp_path: Path, small_model: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """For a head that is killed: it leaves its address there, and whoever names none would look for it."""
+    with tempfile.TemporaryDirectory(prefix="gr-", ignore_cleanup_errors=True) as path:
+        yield path
+
+
 def start(folder: Path, *arguments: str, **environment: str) -> psutil.Popen:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **environment}
     env.pop("RAY_ADDRESS", None) if "RAY_ADDRESS" not in environment else None
@@ -104,16 +112,21 @@ def start(folder: Path, *arguments: str, **environment: str) -> psutil.Popen:
     return psutil.Popen(command, cwd=folder, env=env, stderr=(folder / "said").open("a"))
 
 
-def wait_for_checkpoint(run: Path, process: psutil.Popen, seconds: float = 240) -> None:
+def checkpoints(run: Path) -> set[Path]:
+    return set(run.glob("checkpoints/step_*"))
+
+
+def wait_for_checkpoint(
+    run: Path, process: psutil.Popen, seconds: float = 240, seen: Set[Path] = frozenset()
+) -> None:
     end = time.monotonic() + seconds
-    while not list(run.glob("checkpoints/step_*")):
+    while checkpoints(run) <= seen:
         assert process.poll() is None, (run.parents[1] / "said").read_text()
-        assert time.monotonic() < end, f"no checkpoint of {run} after {seconds} s"
+        assert time.monotonic() < end, f"no new checkpoint of {run} after {seconds} s"
         time.sleep(0.05)
 
 
-def train(folder: Path, *arguments: str, **environment: str) -> None:
-    process = start(folder, *arguments, **environment)
+def finish(folder: Path, process: psutil.Popen) -> None:
     assert process.wait(timeout=280) == 0, (folder / "said").read_text()
 
 
@@ -121,14 +134,12 @@ def resume(
     folder: Path, run: Path, record_property: Callable[[str, object], None], **environment: str
 ) -> None:
     """Resume a run to its end; record how long it takes until it has done something new."""
-    began, before = time.monotonic(), set(run.glob("checkpoints/step_*"))
+    began, seen = time.monotonic(), checkpoints(run)
     process = start(folder, "--resume", str(run), **environment)
-    while not set(run.glob("checkpoints/step_*")) - before:
-        assert process.poll() is None, (folder / "said").read_text()
-        time.sleep(0.05)
+    wait_for_checkpoint(run, process, seen=seen)
     seconds = time.monotonic() - began
     record_property("recovery", f"a resumed run has its next checkpoint after {seconds:.1f} s")
-    assert process.wait(timeout=280) == 0, (folder / "said").read_text()
+    finish(folder, process)
 
 
 @pytest.mark.slow
@@ -147,19 +158,20 @@ def test_a_killed_driver_takes_everything_with_it_and_the_run_resumes_the_same(
     _, left = psutil.wait_procs([each for each in family if each not in agents], timeout=60)
     assert left == []
     resume(folder, run, record_property)
-    train(folder, "run.yaml", "run_name=whole")
+    finish(folder, start(folder, "run.yaml", "run_name=whole"))
     assert_same_run(folder / "runs" / "whole", run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(
-    folder: Path, record_property: Callable[[str, object], None]
+    folder: Path, ray_folder: str, record_property: Callable[[str, object], None]
 ) -> None:
     def head() -> psutil.Popen:
         command = [
             str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--port", str(port),
             "--num-cpus", "4", "--include-dashboard=false", "--disable-usage-stats",
+            "--temp-dir", ray_folder,
         ]  # fmt: skip
         return psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -184,7 +196,7 @@ def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(
     finally:
         for process in [*second.children(recursive=True), second]:
             process.kill()
-    train(folder, "run.yaml", "run_name=whole")
+    finish(folder, start(folder, "run.yaml", "run_name=whole"))
     assert_same_run(folder / "runs" / "whole", run)
 
 
