@@ -173,12 +173,14 @@ def test_a_restarted_head_ends_the_run_within_a_limit_and_it_resumes_the_same(
             "--num-cpus", "4", "--include-dashboard=false", "--disable-usage-stats",
             "--temp-dir", ray_folder,
         ]  # fmt: skip
-        return psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        env = {**os.environ, **token}
+        return psutil.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    from tests.services.jobs.head_node import free_port
+    from tests.services.jobs.head_node import TOKEN, free_port
 
     port = free_port()
-    here = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    here = {"RAY_ADDRESS": f"127.0.0.1:{port}", **token}
     run = folder / "runs" / "hurt"
     first = head()
     try:
