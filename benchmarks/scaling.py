@@ -35,12 +35,13 @@ from learners.samples import CompletionBatch
 from learners.snapshot import WeightSnapshot
 from services.checkpoint import CheckpointStore, TrainerState
 from services.config import RunConfig, parse_config
-from services.launch import System, connect
+from services.launch import System
 from services.learner_group import LearnerGroup, UpdateRules
 from services.learner_ranks import RankGroup
 from services.loop import Recorders, TrainingLoop
 from services.metrics import MetricsLogger
 from services.progress import Progress
+from services.ray_connection import connect
 from services.rollout_log import RolloutLog
 from services.rollouts import collector_of
 from services.round_collection import RoundCollection

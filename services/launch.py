@@ -6,7 +6,6 @@ Owns the step from configuration to Ray actors.  What they then do is the traini
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from learners.snapshot import TransferSpec
 from services.config import ActorCriticConfig, ConfigError, IACConfig, RunConfig
 from services.learner_group import LearnerGroup, UpdateRules
 from services.learner_ranks import RankGroup
+from services.ray_connection import connect
 from services.room import Room, Sources, critic_layout, take_room
 from services.shared_folder import check_shared
 
@@ -78,19 +78,6 @@ class System:
         self.generation.shutdown()
         self.learners.shutdown()
         self.room.reservation.release()
-
-
-def connect() -> None:
-    """Join the cluster that `RAY_ADDRESS` names, or start Ray on this machine; keep a connection that exists."""
-    # A call with several results is checked by one of them; Ray would print its error for each of the others.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if not ray.is_initialized():
-        ray.init(
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-            # Engines and libraries in actors chatter; their errors arrive as exceptions.
-            log_to_driver=False,
-        )
 
 
 def launch(config: RunConfig, sources: Sources, tokenizers: Sequence[Any], folder: Path) -> System:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from typing import Any
 
 from services.config.base import ConfigError
+from services.ray_connection import knock
 from services.run_folder import RunFolder
 
 NAMESPACE = "greenroom"
 """Of all named actors."""
-
-_KNOCK_SECONDS = 10.0
 
 
 def leave_address(run: RunFolder) -> None:
@@ -47,7 +45,8 @@ def actor_of(run: RunFolder, name: str, *, address: str | None) -> Any:
     import ray
 
     try:
-        _knock(address)
+        if address:
+            knock(address)
         if not ray.is_initialized():
             ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
         return ray.get_actor(name, namespace=NAMESPACE)
@@ -55,21 +54,6 @@ def actor_of(run: RunFolder, name: str, *, address: str | None) -> Any:
         raise ConfigError(
             f"{run.path.name} is not running on the Ray cluster at {address or 'this machine'} ({_reason(error)})"
         ) from None
-
-
-def _knock(address: str | None) -> None:
-    """Ray looks for a cluster that is gone for minutes; a closed port tells at once.
-
-    Raises:
-        ConnectionError: nobody listens at `address`.
-    """
-    host, _, port = (address or "").rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
-    except OSError as error:
-        raise ConnectionError(str(error)) from None
 
 
 def _reason(error: Exception) -> str:

@@ -6,17 +6,16 @@ Knows addresses, not jobs.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from services.config.base import ConfigError
+from services.ray_connection import knock
 
 DEFAULT = "http://127.0.0.1:8265"
 """Where `ray start --head` puts it."""
 _ENVIRONMENT = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in Ray's own order
-_KNOCK_S = 10.0
+_REPLY_S = 10.0
 _HEADING = "No Ray job server can be reached"
 _FORM = "write http://HOST:PORT"
 
@@ -35,11 +34,11 @@ def job_server(address: str | None) -> str:
         source = next((name for name in _ENVIRONMENT if os.environ.get(name)), "the default address")
         address = os.environ.get(source) or DEFAULT
     if address.startswith(("http://", "https://")):
-        _knock(address, address, source)
+        _knock(address, source)
         return address.rstrip("/")
     if address == "auto":
         address = _local_cluster(source)
-    _knock(address, address if "://" in address else f"//{address}", source)
+    _knock(address, source)
     if "://" not in address and _speaks_http(address):
         return f"http://{address}"
     return _ask_ray(address, source)
@@ -64,19 +63,13 @@ def _local_cluster(source: str) -> str:
     return str(address)
 
 
-def _knock(address: str, url: str, source: str) -> None:
+def _knock(address: str, source: str) -> None:
     """Ray tries a cluster that is gone for minutes; a closed port tells at once."""
     try:
-        parts = urlsplit(url)
-        host = parts.hostname
-        port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+        knock(address)
     except ValueError as error:
         raise ConfigError(f"{address!r} ({source}) is no address: {error}; {_FORM}", _HEADING) from None
-    if not host or port is None:
-        raise ConfigError(f"{address!r} ({source}) names no host and port; {_FORM}", _HEADING)
-    try:
-        socket.create_connection((host, port), timeout=_KNOCK_S).close()
-    except OSError as error:
+    except ConnectionError as error:
         raise unreachable(address, source, error) from None
 
 
@@ -85,7 +78,7 @@ def _speaks_http(address: str) -> bool:
     import requests
 
     try:
-        reply = requests.get(f"http://{address}/api/version", timeout=_KNOCK_S)
+        reply = requests.get(f"http://{address}/api/version", timeout=_REPLY_S)
     except requests.RequestException:
         return False
     return reply.status_code != 404

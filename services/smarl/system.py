@@ -13,7 +13,7 @@ import numpy as np
 from ray.exceptions import ObjectLostError
 
 from services.config import SMARLRunConfig
-from services.launch import connect
+from services.ray_connection import connect
 from services.shared_folder import check_shared
 from services.smarl.blueprint import Blueprint
 from services.smarl.keeper import CoordinatorKeeper

@@ -97,7 +97,7 @@ class Sweep:
     """
 
     def __init__(self, sweep: SweepConfig, run: CommonRun, folder: SweepFolder) -> None:
-        from services.launch import connect
+        from services.ray_connection import connect
         from services.validate import describe
 
         self.settings, self.run, self.folder = sweep, run, folder

@@ -100,6 +100,8 @@ def teams(folder: str, *counts: str) -> dict[str, Any]:
     found = []
     for count in map(int, counts):
         for strategy in ("pack", "spread", "per_agent_node"):
+            # Ray spreads over what is free, and the run before gives its room back a moment after it ended.
+            assert wait_for(lambda: ray.available_resources().get("CPU") == 6, 20)
             with team(folder, f"{strategy}-{count}", count, placement={"strategy": strategy}) as run:
                 run.train()
                 system = run.system
