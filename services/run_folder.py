@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,4 +94,15 @@ class RunFolder:
         return self.path / "cluster.json"
 
     def write_config(self, text: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)  # a start that failed took it back
         self.config_file.write_text(text)
+
+    @contextmanager
+    def kept_once_started(self) -> Iterator[None]:
+        """Take a folder back in which nothing has begun when the start fails: the same command may then run again."""
+        try:
+            yield
+        except BaseException:
+            if {each.name for each in self.path.iterdir()} <= {CONFIG_FILE, self.sources.name}:
+                shutil.rmtree(self.path)
+            raise

@@ -182,7 +182,7 @@ class ActorCriticTrainer:
         recovery: AbstractContextManager[None] = nullcontext()
         for restarts in count(1):
             try:
-                with recovery:
+                with recovery, run.kept_once_started():
                     system = self._start_from(checkpoint)
                 self._train(system, run, checkpoints, checkpoint, stop_at, after_round, resuming=resuming)
                 return run.path

@@ -107,7 +107,8 @@ class SMARLTrainer:
         )
         if self._system is not None and checkpoint is not None:
             self.shutdown()
-        system = self._start(None if checkpoint is None else str(checkpoint))
+        with run.kept_once_started():
+            system = self._start(None if checkpoint is None else str(checkpoint))
         leave_address(run)
         logger = MetricsLogger(
             run, self.config.wandb_config, resume_step=state.env_steps if checkpoint is not None else None

@@ -1,4 +1,4 @@
-"""Which Ray a run is on: the cluster it is told, the one that runs here, or its own; and what it says of one that is gone."""
+"""Which Ray a run is on: a cluster it is told, one that runs here, or its own; and what is said of one that is gone."""
 
 from __future__ import annotations
 

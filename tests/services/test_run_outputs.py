@@ -48,6 +48,20 @@ def test_a_run_folder_is_never_written_over(run: RunFolder, tmp_path: Path) -> N
     assert RunFolder.open(run.path) == run
 
 
+def test_a_start_that_fails_takes_back_only_a_folder_in_which_nothing_began(run: RunFolder) -> None:
+    for begun in (True, False):
+        if begun:
+            run.metrics_file.write_text("{}\n")
+        else:
+            run.metrics_file.unlink()
+        with pytest.raises(KeyboardInterrupt), run.kept_once_started():
+            raise KeyboardInterrupt
+        assert run.path.exists() == begun
+    with run.kept_once_started():
+        run.write_config("algorithm: iac\n")
+    assert run.config_file.read_text() == "algorithm: iac\n"
+
+
 def test_runs_without_a_name_get_different_ones(tmp_path: Path) -> None:
     assert len({RunFolder.create(tmp_path, None, "iac").path for _ in range(3)}) == 3
 

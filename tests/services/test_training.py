@@ -26,6 +26,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from actors.rewards import CallbackError
 from learners.optimiser import NonFiniteLossError
+from services.bundles import PlacementError
 from services.checkpoint import CheckpointStore, TrainerState
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -276,3 +277,11 @@ def test_evaluate_and_save_without_training(make: Any, tmp_path: Path) -> None:
     trainer.save_model(tmp_path / "saved")
     assert (tmp_path / "saved" / "agent_1" / "tokenizer.json").is_file()
     assert (tmp_path / "saved" / "critic" / "value_head.safetensors").is_file()
+
+
+def test_a_run_that_finds_no_room_leaves_its_name_free(make: Any, tmp_path: Path) -> None:
+    trainer = make("maac", {"num_turns": 1}, run_name="run", placement={"cpus_per_learner": 1000})
+    for _ in range(2):
+        with pytest.raises(PlacementError, match="cannot hold the run: 3002 CPU needed"):
+            trainer.train()
+        assert not (tmp_path / "run").exists()
