@@ -94,9 +94,9 @@ class StandIn:
         await asyncio.sleep(UPDATE_S)
         return PolicyUpdate([0.0], [], {"grad_norm": 0.0, "entropy": 0.0})
 
-    async def update_critic(self, *_: Any) -> CriticUpdate:
+    async def update_critic(self, key: int, targets: Sequence[Any], *_: Any) -> list[CriticUpdate]:
         await asyncio.sleep(UPDATE_S)
-        return CriticUpdate([0.0], {"grad_norm": 0.0, "value": 0.0})
+        return [CriticUpdate([0.0], {"grad_norm": 0.0, "value": 0.0})] * len(targets)
 
     async def shutdown(self) -> None:
         return None

@@ -257,9 +257,16 @@ class CriticLearner(_Learner):
         return self._critics[key].values(texts)
 
     def update(
-        self, key: int, texts: Sequence[IntArray], td_targets: ArrayLike, minibatches: MiniBatches
-    ) -> CriticUpdate:
-        return self._critics[key].update(texts, td_targets, minibatches)
+        self,
+        key: int,
+        td_targets: Sequence[ArrayLike],
+        minibatches: Sequence[MiniBatches],
+        *texts: Sequence[IntArray],
+    ) -> list[CriticUpdate]:
+        """Take the mini-batches of one agent after another; `texts` are each agent's, or what all of them share."""
+        reads = texts * len(td_targets) if len(texts) == 1 else texts
+        critic = self._critics[key]
+        return [critic.update(*work) for work in zip(reads, td_targets, minibatches, strict=True)]
 
     def save(self, key: int, directory: str, *, training_state: bool) -> None:
         """Write one critic in Hugging Face layout, its value head beside it."""

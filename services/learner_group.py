@@ -221,17 +221,26 @@ class LearnerGroup:
             )
             for policy, batch, own in zip(self.policies, batches, agents, strict=True)
         ]
-        for agent, key in enumerate(self.layout.critic_of_agent):
-            ids = texts[0] if self.layout.kind == "joint" else texts[agent]
-            own = agents[agent]
-            calls.append(self.critics[key].call("update", key, ids, own.td_targets, own.minibatches))
+        owners = self._agents_of_critics()
+        for key, judged in owners.items():
+            ids = texts if self.layout.kind == "joint" else [texts[agent] for agent in judged]
+            targets = [agents[agent].td_targets for agent in judged]
+            minibatches = [agents[agent].minibatches for agent in judged]
+            calls.append(self.critics[key].call("update", key, targets, minibatches, *ids))
         results = self.get(calls, "policy and critic updates")
-        for agent, own in enumerate(agents):
-            own.metrics = _update_metrics(own, results[agent])
-            if not shared:
-                critic = results[len(agents) + agent]
-                own.metrics["critic_loss"] = float(np.mean(critic.critic_loss))
-                own.metrics["critic_grad_norm"] = critic.metrics["grad_norm"]
+        for own, update in zip(agents, results, strict=False):
+            own.metrics = _update_metrics(own, update)
+        for judged, updates in zip(owners.values(), results[len(agents) :], strict=True):
+            for agent, critic in zip(judged, updates, strict=True):
+                agents[agent].metrics["critic_loss"] = float(np.mean(critic.critic_loss))
+                agents[agent].metrics["critic_grad_norm"] = critic.metrics["grad_norm"]
+
+    def _agents_of_critics(self) -> dict[int, list[int]]:
+        """Critic key -> the agents that it judges."""
+        found: dict[int, list[int]] = {}
+        for agent, key in enumerate(self.layout.critic_of_agent):
+            found.setdefault(key, []).append(agent)
+        return found
 
 
 def _update_metrics(own: AgentRound, update: Any) -> dict[str, float]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from services.config import WandbConfig
@@ -61,8 +62,9 @@ class MetricsLogger:
         try:
             self._file.write(json.dumps({"step": step, "time": time.time(), **metrics}) + "\n")
             self._file.flush()
-            for name, value in metrics.items():
-                self._tensorboard.add_scalar(name, value, step)
+            # One event: its writer lets each one wait while ten others do, and many agents have thousands of metrics.
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+            self._tensorboard.file_writer.add_summary(Summary(value=values), step)
             self._tensorboard.flush()
         except OSError as error:
             raise MetricsError(

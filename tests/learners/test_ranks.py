@@ -130,7 +130,9 @@ def test_two_ranks_train_a_critic_as_one_does(model: str, group: Callable[..., R
     start = ask(one, "values", 3, texts)
     for key in (3, 4):
         for _ in range(5):
-            alone, together = (ask(r, "update", key, texts, TARGETS, MINIBATCHES) for r in (one, two))
+            ((alone,), (together,)) = (
+                ask(r, "update", key, [TARGETS], [MINIBATCHES], texts) for r in (one, two)
+            )
         assert_allclose(together.critic_loss, alone.critic_loss, rtol=1e-3, atol=1e-6)
         assert together.metrics == pytest.approx(alone.metrics, rel=1e-3)
     values, others = ask(one, "values", 3, texts), ask(two, "values", 3, texts)
