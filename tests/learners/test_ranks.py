@@ -123,6 +123,22 @@ def test_two_ranks_train_a_policy_as_one_does(
             assert_allclose(ours, theirs, atol=1e-3)
 
 
+def test_a_critic_takes_its_agents_one_after_another(model: str, group: Callable[..., RankGroup]) -> None:
+    one, other = (group(CriticLearner, {0: learner(model)}, 1, "critic 0") for _ in range(2))
+    texts = list(mixed_batch().prompt_ids)
+    reversed_texts, reversed_targets = texts[::-1], TARGETS[::-1].copy()
+    # What each agent's critic reads; then one text for both, as a joint critic reads.
+    for reads in ([texts, reversed_texts], [texts]):
+        together = ask(
+            one, "update", 0, [TARGETS, reversed_targets], [MINIBATCHES, MINIBATCHES[::-1]], *reads
+        )
+        first = ask(other, "update", 0, [TARGETS], [MINIBATCHES], reads[0])
+        second = ask(other, "update", 0, [reversed_targets], [MINIBATCHES[::-1]], reads[-1])
+        assert together == [*first, *second]
+        assert first[0].critic_loss != second[0].critic_loss
+    assert_array_equal(ask(one, "values", 0, texts), ask(other, "values", 0, texts))
+
+
 def test_two_ranks_train_a_critic_as_one_does(model: str, group: Callable[..., RankGroup]) -> None:
     specs = {3: learner(model, value_head_hidden=5), 4: learner(model)}
     one, two = (group(CriticLearner, specs, size, "critic 3") for size in (1, 2))
