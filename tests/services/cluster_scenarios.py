@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from language_runs import timeless
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -279,12 +280,6 @@ def _language_run(folder: str, model: str, name: str, **changes: Any) -> Any:
     return trainer_of(parse_config({**values, **changes}))
 
 
-def _numbers(run: Path) -> list[dict[str, float]]:
-    """What a run computed, without what depends on time."""
-    timed = ("second", "time", "per_second", "truncat", "idle")
-    return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in logs(run)]
-
-
 def language_strategies(folder: str, model: str, *strategies: str) -> dict[str, Any]:
     """Language-model runs with each strategy; where their actors were, and what they computed."""
     start(*[{"num_cpus": 2}] * 3)
@@ -299,7 +294,7 @@ def language_strategies(folder: str, model: str, *strategies: str) -> dict[str, 
                     "workers": [node_of(pool.workers[0]) for pool in system.generation.pools],
                     "policies": [node_of(policy.actors[0]) for policy in system.learners.policies],
                     "critic": node_of(system.learners.critics[0].actors[0]),
-                    "numbers": _numbers(run.run_folder),
+                    "numbers": timeless(logs(run.run_folder)),
                 }
             )
     return {"runs": found, "no_groups_left": no_groups_left()}
@@ -332,7 +327,7 @@ def lost_engine_node(folder: str, model: str) -> dict[str, Any]:
     return {
         "recoveries": recoveries,
         "moved": moved,
-        "same_numbers": _numbers(whole) == _numbers(robbed),
+        "same_numbers": timeless(logs(whole)) == timeless(logs(robbed)),
         "updates": len(logs(robbed)),
         "no_groups_left": no_groups_left(),
     }
