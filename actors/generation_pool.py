@@ -6,6 +6,7 @@ prompts again.  Every completion depends on its own seed alone, so a recovered r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from actors.recovery import recovering
 from actors.weights import StaleWeightsError
 from learners.samples import Completion, CompletionBatch
 from learners.snapshot import WeightTransferError
+
+logger = logging.getLogger(__name__)
 
 _MAX_RECOVERIES = 3
 
@@ -43,6 +46,8 @@ class PendingGeneration:
     seeds: Sequence[int]
     version: int
     shards: list[slice]
+    workers: list[Any]
+    """Which of them has which shard."""
     refs: list[Any]
     limit_s: float
 
@@ -71,6 +76,8 @@ class GenerationPool:
         self._generate_timeout_s = generate_timeout_s
         self._spec = spec
         self.workers = [self._start(options) for options in actor_options]
+        self._planned = len(self.workers)
+        """For those there is a place; the ones after them are there as long as their nodes are."""
         self._weights: WeightSource | None = None  # None: those that the engines started with, version 0
         self._incarnation = 0
         self._processes: dict[Any, str] = {}
@@ -117,13 +124,16 @@ class GenerationPool:
             WaitLimitError: a worker did not load in time, and its replacement was not there in time either.
         """
         gaps = []
-        for index, ref in enumerate(refs):
+        for index, (worker, ref) in enumerate(zip(list(self.workers), refs, strict=True)):
             try:
                 gaps.append(self._wait(ref, self._generate_timeout_s, index, "new weights to load"))
-            except RayActorError as error:
-                gaps.append(self._recover(index, error))
-            except (WaitLimitError, WeightTransferError) as error:
-                gaps.append(self._replace(index, error))
+            except (RayActorError, WaitLimitError, WeightTransferError) as error:
+                if index >= self._planned:
+                    self._let_go(worker, index, error)
+                elif isinstance(error, RayActorError):
+                    gaps.append(self._recover(index, error))
+                else:
+                    gaps.append(self._replace(index, error))
         return max(gaps, default=0.0)
 
     def submit(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> PendingGeneration:
@@ -132,7 +142,14 @@ class GenerationPool:
         bounds = [len(prompts) * k // count for k in range(count + 1)] if count else [0]
         shards = [slice(a, b) for a, b in pairwise(bounds)]
         pending = PendingGeneration(
-            prompts, sampling, seeds, self._version, shards, [], self._generate_timeout_s
+            prompts,
+            sampling,
+            seeds,
+            self._version,
+            shards,
+            self.workers[:count],
+            [],
+            self._generate_timeout_s,
         )
         pending.refs = [self._send(pending, index) for index in range(len(shards))]
         return pending
@@ -167,7 +184,7 @@ class GenerationPool:
 
     def _send(self, pending: PendingGeneration, index: int) -> Any:
         shard = pending.shards[index]
-        return self.workers[index].generate.remote(
+        return pending.workers[index].generate.remote(
             list(pending.prompts[shard]), pending.sampling, list(pending.seeds[shard]), pending.version
         )
 
@@ -183,18 +200,41 @@ class GenerationPool:
                 # What a worker answered may be lost with its node before it is fetched.
                 cause = error
                 if attempt < _MAX_RECOVERIES:
-                    self._recover(index, error)
-                    ref = self._send(pending, index)
+                    ref = self._again(pending, index, error)
             except WaitLimitError as error:
                 if attempt:  # a second new process would hang as well
                     raise
-                self._replace(index, error)
-                ref = self._send(pending, index)
+                ref = self._again(pending, index, error)
         raise WorkerLostError(
             f"generation worker {index} of agent {self._agent_idx} died {_MAX_RECOVERIES + 1} times while it sampled "
             f"the same prompts; last cause: {cause}. Out of memory is the usual reason: lower "
             "engine.kv_cache_memory_mib or args.rollout_buffer_size, or give the worker more memory."
         ) from cause
+
+    def _again(self, pending: PendingGeneration, index: int, error: Exception) -> Any:
+        """Have a shard sampled once more: by its worker's next process, or by another worker if there will be none."""
+        worker, planned = pending.workers[index], self.workers[: self._planned]
+        if worker not in planned:
+            self._let_go(worker, index, error)
+            pending.workers[index] = planned[index % len(planned)]
+        elif isinstance(error, WaitLimitError):
+            self._replace(planned.index(worker), error)
+        else:
+            self._recover(planned.index(worker), error)
+        return self._send(pending, index)
+
+    def _let_go(self, worker: Any, index: int, error: Exception) -> None:
+        """Go on without a worker beyond the planned ones, whose node may have left for good."""
+        left = len(self.workers) - 1
+        logger.warning(
+            "generation worker %d of agent %d was lost (%s); going on with %d",
+            index,
+            self._agent_idx,
+            error,
+            left,
+        )
+        self.workers.remove(worker)
+        ray.kill(worker, no_restart=True)
 
     def _replace(self, index: int, error: Exception) -> float:
         """Put a new process in the place of a worker that hangs, or was left half-way between two versions."""

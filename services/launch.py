@@ -50,28 +50,53 @@ class System:
 
     @property
     def workers_per_agent(self) -> int:
-        return len(self.generation.pools[0].workers)
+        """Of the agent that has the fewest: those beyond the plan end with their node."""
+        return min(len(pool.workers) for pool in self.generation.pools)
 
     def generate(self, prompts: list[list[str]], seeds: list[list[int]]) -> list[list[Completion]]:
         """All agents' completions, drawn as training draws them."""
         return self.generation.generate(prompts, seeds, self.sampling)
 
-    def scale(self, workers_per_agent: int) -> None:
+    def scale(self, workers_per_agent: int, *, crowded: bool = True) -> None:
         """Go on with another number of generation workers; between two update rounds.
+
+        Args:
+            crowded: see `Room.worker_options`.
 
         Raises:
             WorkerLostError, WaitLimitError: a new worker did not come up; there are as many as before.
         """
         before = self.workers_per_agent
         try:
-            self._scale(workers_per_agent)
+            self._scale(workers_per_agent, crowded)
         except (WorkerLostError, WaitLimitError):
-            self._scale(before)
+            self._scale(before, crowded)
             raise
 
-    def _scale(self, count: int) -> None:
-        agents = range(len(self.generation.pools))
-        self.generation.resize([[self.room.worker_options(a, k) for k in range(count)] for a in agents])
+    def grow(self, most: int, *, crowded: bool) -> bool:
+        """Get up to `most` generation workers per agent, as far as nodes have room for them; between two update rounds.
+
+        Returns:
+            Whether there are more than before.
+
+        Raises:
+            WorkerLostError, WaitLimitError: see `scale`.
+        """
+        before = self.workers_per_agent
+        if before >= most or self.room.reservation.of_a_trial:
+            return False
+        more = self.room.more_workers(most - before, crowded=crowded)
+        if more:
+            self.scale(before + more, crowded=crowded)
+        return more > 0
+
+    def _scale(self, count: int, crowded: bool) -> None:
+        self.generation.resize(
+            [
+                [self.room.worker_options(agent, k, crowded=crowded) for k in range(count)]
+                for agent in range(len(self.generation.pools))
+            ]
+        )
 
     def shutdown(self) -> None:
         """End every actor and give the room back; safe to call when some have died."""
@@ -174,7 +199,7 @@ def _start_pool(config: RunConfig, sources: Sources, room: Room, agent: int) -> 
     return GenerationPool(
         agent,
         spec,
-        [room.worker_options(agent, replica) for replica in range(engine.workers_per_agent)],
+        [room.worker_options(agent, replica, crowded=True) for replica in range(engine.workers_per_agent)],
         start_timeout_s=engine.start_timeout_s,
         generate_timeout_s=engine.generate_timeout_s,
     )

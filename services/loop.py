@@ -121,6 +121,9 @@ class TrainingLoop:
         self._save_learners = save_learners
         self._metrics_callback = metrics_callback
         self._workers_wanted = workers_wanted
+        self._most_workers = config.engine.max_workers_per_agent
+        self._crowded = False
+        """Whether somebody asked for so many, even if the cluster has no more room."""
         self._buffer = MetricBuffer(self._args.logging_steps, state.pending_metrics)
         self._probe_ids = probes
         self._pending: Future[RoundResult] | None = None
@@ -142,7 +145,7 @@ class TrainingLoop:
                     if stop_at is not None and self.state.update_round >= stop_at:
                         self._checkpoint("stopped after the asked number of update rounds")
                         return
-                    self._scale_if_asked()
+                    self._scale()
                     self._round()
                     if after_round is not None:
                         after_round(lambda: self._checkpoint("asked for"))
@@ -157,16 +160,31 @@ class TrainingLoop:
         verify = version % self._config.engine.verify_push_every == 0
         return start_push(self._system, self._probe_ids, version, verify=verify)
 
-    def _scale_if_asked(self) -> None:
-        """Another number of generation workers changes no completion, so a wish that fails does not end the run."""
-        count, present = self._workers_wanted(), self._system.workers_per_agent
-        if count is None or count == present:
+    def _scale(self) -> None:
+        """As many generation workers as somebody asked for, or as nodes that joined have room for.
+
+        Their number changes no completion, so a wish that fails does not end the run.
+        """
+        system, wish = self._system, self._workers_wanted()
+        if wish is not None:
+            self._most_workers, self._crowded = wish, True
+        most, present = self._most_workers, system.workers_per_agent
+        if most is None or most == present:
             return
         try:
-            self._system.scale(count)
+            if wish is not None:
+                system.scale(most)
+            elif not system.grow(most, crowded=self._crowded):
+                return
         except (WorkerLostError, WaitLimitError) as error:
-            logger.warning("%d generation workers per agent as before, not %d: %s", present, count, error)
+            logger.warning(
+                "%d generation workers per agent as before, until `greenroom scale` asks for more: %s",
+                system.workers_per_agent,
+                error,
+            )
+            self._most_workers = None
             return
+        count = system.workers_per_agent
         logger.info("update round %d: %d generation workers per agent", self.state.update_round, count)
 
     def _round(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray._private.state import state as cluster_state
 from ray.util import get_current_placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -50,6 +51,7 @@ class Reservation:
 
     def __init__(self, group: PlacementGroup, count: int, *, first: int | None, owned: bool) -> None:
         self._group, self._count, self._first, self._owned = group, count, first, owned
+        self._of_a_trial = not owned
 
     def __len__(self) -> int:
         return self._count
@@ -69,6 +71,11 @@ class Reservation:
         where = placement_group_table(self._group)["bundles_to_node_id"]
         return sorted({node for node in where.values() if node})
 
+    @property
+    def of_a_trial(self) -> bool:
+        """Whether the group is Ray Tune's; what lies outside it is other trials'."""
+        return self._of_a_trial
+
     def release(self) -> None:
         """Give the room back; safe to call twice, and after Ray has been shut down."""
         if self._owned and ray.is_initialized():
@@ -84,6 +91,12 @@ def outside(options: dict[str, Any], *, spread: bool) -> dict[str, Any]:
 def node_resources() -> list[Resources]:
     """What each living node has when nothing runs on it."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def free_resources() -> list[Resources]:
+    """What each living node has left now; what has just been taken or given back may not show yet."""
+    nodes: dict[str, Resources] = available_resources_per_node()
+    return list(nodes.values())
 
 
 def reserve(bundles: Sequence[Resources], terms: Terms) -> Reservation:

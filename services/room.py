@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.critic_inputs import CriticLayout
-from services.bundles import PlacementError
+from services.bundles import PlacementError, asked, pack_greedily
 from services.config import ActorCriticConfig, IACConfig, RunConfig
 from services.placement import REMEDY, ActorPlacement, Placement, Shares, Widths, plan_placement
-from services.reservation import Reservation, Terms, node_resources, outside, reserve
+from services.reservation import Reservation, Terms, free_resources, node_resources, outside, reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,30 @@ class Room:
         """Ray options of an actor at `place`."""
         return self.reservation.options(place.bundle, place.options)
 
-    def worker_options(self, agent: int, replica: int) -> dict[str, Any]:
-        """Those of a generation worker; one that was not planned for goes where the cluster has room."""
+    def worker_options(self, agent: int, replica: int, *, crowded: bool) -> dict[str, Any]:
+        """Those of a generation worker; one that was not planned for goes where the cluster has room.
+
+        Args:
+            crowded: it may do with CPUs that the plan has shared out, for engines and learners take turns.
+        """
         planned = self.placement.workers[agent]
         if replica < len(planned):
             return self.options(planned[replica])
         options = dict(planned[-1].options)
-        if not self.cpus_chosen:
-            options["num_cpus"] = 0  # the plan shared all CPUs out, and engines and learners take turns
-        return outside(options, spread=not self.cpus_chosen or self.placement.group_strategy == "SPREAD")
+        squeezed = crowded and not self.cpus_chosen
+        if squeezed:
+            options["num_cpus"] = 0
+        return outside(options, spread=squeezed or self.placement.group_strategy == "SPREAD")
+
+    def more_workers(self, most: int, *, crowded: bool) -> int:
+        """For how many more generation workers of every agent, up to `most`, the nodes have free room now."""
+        beyond = len(self.placement.workers[0])
+        each = [
+            asked(self.worker_options(agent, beyond, crowded=crowded))
+            for agent in range(len(self.placement.workers))
+        ]
+        free = free_resources()
+        return max(count for count in range(most + 1) if pack_greedily(each * count, free))
 
 
 def take_room(config: RunConfig, sources: Sources, *, with_learners: bool = True) -> Room:

@@ -61,6 +61,12 @@ class EngineConfig(ConfigModel):
         default="vllm", description="What generates; `transformers` is slow and serves what vLLM does not."
     )
     workers_per_agent: int = Field(default=1, ge=1, description="Engines that share one agent's prompts.")
+    max_workers_per_agent: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many such engines a run may grow to while it trains, as nodes with room join; "
+        "null: only `greenroom scale` changes their number.",
+    )
     tensor_parallel_size: int = Field(
         default=1,
         ge=1,
@@ -119,6 +125,17 @@ class EngineConfig(ConfigModel):
     generate_timeout_s: float = Field(
         default=1800, gt=0, description="Longest wait for one call of generation, in seconds."
     )
+
+    def inconsistencies(self) -> list[tuple[str, str]]:
+        most, least = self.max_workers_per_agent, self.workers_per_agent
+        if most is None:
+            return []
+        if most < least:
+            return [("max_workers_per_agent", f"{most} is less than workers_per_agent={least}: raise it")]
+        if self.weight_transfer == "ipc":
+            text = "weight_transfer=ipc reaches engines on the learner's GPU alone: choose another, or leave this out"
+            return [("max_workers_per_agent", text)]
+        return []
 
     def effective_dtype(self, on_gpu: bool) -> Dtype:
         """The type of the engines' weights."""

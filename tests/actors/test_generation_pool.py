@@ -139,6 +139,40 @@ def test_more_or_fewer_workers_sample_the_same_with_the_present_weights(
         pool.shutdown()
 
 
+def test_a_worker_beyond_the_planned_ones_is_let_go_when_it_is_lost_and_no_completion_with_it(
+    ray_cluster: None,
+    small_model: Path,
+    snapshots: tuple[WeightSource, WeightSource],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spec = EngineSpec("transformers", str(small_model), str(small_model))
+    options = {"num_cpus": 0.1}
+    pool = GenerationPool(0, spec, [options], start_timeout_s=120, generate_timeout_s=60)
+    try:
+        pool.wait_ready()
+        pool.resize([options] * 2)
+        pool.confirm(pool.push(snapshots[0], 1, verify=True))
+        expected = sample(pool)
+        kill_process(pool, 1)
+        assert sample(pool) == expected
+        assert len(pool.workers) == 1
+        pool.resize([options] * 2)
+        assert sample(pool) == expected
+        kill_process(pool, 1)
+        assert pool.confirm(pool.push(snapshots[1], 2, verify=True)) < 1e-3
+        assert len(pool.workers) == 1
+        pool.resize([options] * 2)
+        after = sample(pool)
+        kill_process(pool, 0)  # the planned one comes back, the other one stays
+        assert sample(pool) == after != expected
+        assert (len(pool.workers), pool.recoveries) == (2, 1)
+    finally:
+        pool.shutdown()
+    lost = [text for text in caplog.messages if "going on with 1" in text]
+    assert len(lost) == 2
+    assert all(text.startswith("generation worker 1 of agent 0 was lost") for text in lost)
+
+
 def test_a_wait_that_passes_its_limit_says_what_it_waited_for(ray_cluster: None, small_model: Path) -> None:
     spec = EngineSpec("transformers", str(small_model), str(small_model))
     pool = GenerationPool(3, spec, [{"num_cpus": 0.1}], start_timeout_s=0.01, generate_timeout_s=60)

@@ -24,7 +24,7 @@ from ray.util import placement_group_table
 from services import SMARLTrainer, shared_folder
 from services.bundles import PlacementError
 from services.config import ConfigError, parse_config
-from services.reservation import Terms, reserve
+from services.reservation import Terms, free_resources, reserve
 from services.trainer import trainer_of
 
 HERE = Path(__file__).parent
@@ -333,6 +333,41 @@ def lost_engine_node(folder: str, model: str) -> dict[str, Any]:
     }
 
 
+def joining_node(folder: str, model: str) -> dict[str, Any]:
+    """A language-model run to whose cluster a node comes, goes and comes again; and one left alone."""
+    cluster = start({"num_cpus": 2})
+    with _language_run(folder, model, "alone") as run:
+        alone = run.train()
+    counts: list[list[int]] = []
+    places: list[str] = []
+
+    def come_and_go(_: Any) -> None:
+        pools = run._system.generation.pools
+        counts.append([len(pool.workers) for pool in pools])
+        if len(counts) in (1, 5):
+            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+            assert wait_for(lambda: sum(node.get("CPU", 0) for node in free_resources()) >= 1)
+        if len(counts) == 3:
+            places.extend(node_of(pool.workers[1]) for pool in pools)
+            _kill(cluster, places[0])
+            assert wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1)
+
+    engine = {"backend": "transformers", "max_workers_per_agent": 3}
+    with _language_run(folder, model, "grown", engine=engine) as run:
+        grown = run.train(after_round=come_and_go)
+    # Sums of other batches are rounded differently.
+    ours, theirs = (
+        [{k: v for k, v in entry.items() if "gap" not in k} for entry in timeless(logs(each))]
+        for each in (grown, alone)
+    )
+    return {
+        "counts": counts,
+        "same_node": len(set(places)) == 1,
+        "same_numbers": ours == theirs,
+        "no_groups_left": no_groups_left(),
+    }
+
+
 def _blind_node(folder: Path) -> dict[str, Any]:
     """A node that does not see the run folder.  All raylets share this machine, so what is written is hidden."""
     nodes = [node["NodeID"] for node in ray.nodes()]
@@ -366,7 +401,7 @@ class _Unseen(type(Path())):  # type: ignore[misc]
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
-        teams, reservations, lost_team_node, language_strategies, lost_engine_node,
+        teams, reservations, lost_team_node, language_strategies, lost_engine_node, joining_node,
     )
 }  # fmt: skip
 

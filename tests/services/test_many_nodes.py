@@ -182,3 +182,17 @@ def test_generation_workers_of_a_lost_node_are_restarted_elsewhere_and_no_number
     assert found["same_numbers"]
     assert found["updates"] == 8
     assert found["no_groups_left"]
+
+
+@pytest.mark.slow
+def test_generation_workers_come_with_a_node_and_go_with_it_and_no_number_changes(
+    tmp_path: Path, small_model: Path
+) -> None:
+    found = play("joining_node", tmp_path, small_model)
+    # A node comes after the first round, goes after the third, and another comes after the fifth.
+    assert found["counts"] == [[n, n] for n in (1, 2, 2, 1, 1, 2, 2, 2)]
+    assert found["same_node"]
+    assert len(re.findall(r"update round [0-9]+: 2 generation workers per agent", found["log"])) == 2
+    assert len(re.findall(r"generation worker 1 of agent [01] was lost", found["log"])) == 2
+    assert found["same_numbers"]
+    assert found["no_groups_left"]
