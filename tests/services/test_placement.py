@@ -238,9 +238,17 @@ def test_ranks_and_tensor_parallel_engines_have_whole_gpus_for_themselves() -> N
             {"engine": {"weight_transfer": "ipc"}, "learner": {"ranks_per_policy": 2}},
             r"weight_transfer=ipc shares .* learner\.ranks_per_policy=2 must equal engine\.tensor_parallel_size=1",
         ),
+        (
+            {"engine": {"workers_per_agent": 3, "max_workers_per_agent": 2}},
+            r"engine\.max_workers_per_agent: 2 is less than workers_per_agent=3: raise it",
+        ),
+        (
+            {"engine": {"weight_transfer": "ipc", "max_workers_per_agent": 2}},
+            r"engine\.max_workers_per_agent: weight_transfer=ipc reaches engines on the learner's GPU alone",
+        ),
     ],
 )
-def test_what_does_not_go_with_wide_models_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
     run = {
         "algorithm": "maac", "agent_model": "m", "critic_model": "m", "reward_func": "a:b", "train_dataset": "d",
     }  # fmt: skip
