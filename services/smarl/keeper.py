@@ -45,7 +45,7 @@ class CoordinatorKeeper:
         self._journal: list[tuple[str, tuple[Any, ...]]] = []
         self._unanswered: list[Any] = []
         self.restarts = 0
-        self._handle = self._start()
+        self._start()
 
     def ask(self, method: str, *args: Any) -> Any:
         """The answer to a question that changes nothing."""
@@ -112,11 +112,11 @@ class CoordinatorKeeper:
     def shutdown(self) -> None:
         ray.kill(self._handle, no_restart=True)
 
-    def _start(self) -> Any:
+    def _start(self) -> None:
         actor = ray.remote(SMARLCoordinator).options(**self._options)
-        handle = call_when_free(lambda: actor.remote(self._spec, self._num_agents), self._timeout_s)
-        fetch([handle.ready.remote()], "the coordinator to start", self._timeout_s, _REMEDY)
-        return handle
+        # Kept before it is up: one that never gets there has the name, and has to be ended as well.
+        self._handle = call_when_free(lambda: actor.remote(self._spec, self._num_agents), self._timeout_s)
+        fetch([self._handle.ready.remote()], "the coordinator to start", self._timeout_s, _REMEDY)
 
     def _answered(self) -> None:
         unanswered, self._unanswered = self._unanswered, []
@@ -157,7 +157,7 @@ class CoordinatorKeeper:
 
     def _start_successor(self) -> None:
         """Start from the last state, and tell again what was told since."""
-        self._handle = self._start()
+        self._start()
         calls = [] if self._state is None else [self._handle.load_state.remote(self._state)]
         for method, args in self._journal:
             returns = len(args) + 2 if method == "sync" else 1
